@@ -1,0 +1,60 @@
+"""AdaFuse: several language models answer as one, word by word, gated by their own uncertainty.
+
+The shared engine. Nothing here imports torch before a local model is loaded.
+"""
+
+from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig
+from adafuse_engine.engine import Engine
+from adafuse_engine.errors import (
+    AdaFuseError,
+    ConfigError,
+    ContextWindowError,
+    EmptyPromptError,
+    EngineClosedError,
+    FetchError,
+    InvalidArgumentError,
+    LoadError,
+    MemberError,
+    MissingExtraError,
+    ModelFormatError,
+    ModelNotFoundError,
+    NonFiniteLogitsError,
+    NoScoreError,
+    PromptError,
+    TokenizerError,
+    UnknownArgumentError,
+)
+from adafuse_engine.trace import CandidateTrace, Round, Trace
+from adafuse_engine.types import Chunk, Completion, MemberUsage, Message, Usage
+
+__all__ = [
+    "AdaFuseError",
+    "CandidateTrace",
+    "Chunk",
+    "Completion",
+    "ConfigError",
+    "ContextWindowError",
+    "DecodingConfig",
+    "EmptyPromptError",
+    "Engine",
+    "EngineClosedError",
+    "EngineConfig",
+    "FetchError",
+    "InvalidArgumentError",
+    "LoadError",
+    "MemberConfig",
+    "MemberError",
+    "MemberUsage",
+    "Message",
+    "MissingExtraError",
+    "ModelFormatError",
+    "ModelNotFoundError",
+    "NoScoreError",
+    "NonFiniteLogitsError",
+    "PromptError",
+    "Round",
+    "TokenizerError",
+    "Trace",
+    "UnknownArgumentError",
+    "Usage",
+]

@@ -1,0 +1,110 @@
+"""``adafuse generate``: one prompt, answered by an ensemble, on the terminal or as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from adafuse_engine.cli.show import WordPrinter, trace_lines, usage_line
+from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig
+from adafuse_engine.engine import Engine
+from adafuse_engine.errors import AdaFuseError, InvalidArgumentError
+from adafuse_engine.types import Completion
+
+__all__ = ["DEFAULT_MODELS", "generate"]
+
+DEFAULT_MODELS = ("bundled:smollm2-135m-instruct", "bundled:gemma-3-270m")
+
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A member: a Hugging Face id, a folder, a .gguf file or bundled:NAME. Repeat for more.",
+            show_default="the two bundled models",
+        ),
+    ] = None,
+    weight: Annotated[
+        list[float] | None,
+        typer.Option("--weight", "-w", help="A member's weight; once per --model, in their order."),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="default, or paper for the published method.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Confidence at which a member is certain.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to write.")] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help=r"End the text before this string (\n and \t are understood). Repeat for more."),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Above 0, draw among the candidates.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes draws repeatable.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document, trace included.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Show who proposed what, and the usage.")] = False,
+) -> None:
+    """Answer PROMPT with several models at once, word by word; each word is coloured by confidence."""
+    given: dict[str, Any] = {
+        "preset": preset,
+        "threshold": threshold,
+        "max_tokens": max_tokens,
+        "stop": [_unescape(s) for s in stop] if stop else None,
+        "temperature": temperature,
+        "seed": seed,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    try:
+        members = _members(model or list(DEFAULT_MODELS), weight or [])
+        config = EngineConfig(members=members, decoding=DecodingConfig(**options))
+        text = _read_stdin() if prompt == "-" else prompt
+        with Engine(config) as engine:
+            if json_:
+                document = engine.generate(text).to_dict()
+                print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+                return
+            completion = _stream(engine, text)
+    except AdaFuseError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        raise typer.Exit(1) from error
+    if trace:
+        print()
+        for line in trace_lines(completion.trace.to_dict()):
+            print(line)
+        print(usage_line(completion.usage.to_dict()))
+
+
+def _stream(engine: Engine, prompt: str) -> Completion:
+    printer = WordPrinter()
+    completion: Completion | None = None
+    try:
+        for chunk in engine.stream(prompt):
+            printer.write(chunk.text, chunk.confidence)
+            completion = chunk.completion
+    finally:
+        printer.end_line()
+    if completion is None:
+        raise RuntimeError("the stream ended without a completion")
+    return completion
+
+
+def _members(models: list[str], weights: list[float]) -> tuple[MemberConfig, ...]:
+    if weights and len(weights) != len(models):
+        raise InvalidArgumentError(
+            f"--weight: {len(weights)} weights for {len(models)} models; give one per model, in their order"
+        )
+    shares = weights or [1.0] * len(models)
+    return tuple(MemberConfig(model=m, weight=w) for m, w in zip(models, shares, strict=True))
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([nrt\\])", lambda match: _ESCAPES[match[1]], text)
+
+
+def _read_stdin() -> str:
+    return sys.stdin.read().removesuffix("\n")

@@ -1,0 +1,283 @@
+"""Configuration: what the members are and how they decode. Frozen, checked once, one schema for every face."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from adafuse_engine.errors import ConfigError, InvalidArgumentError, UnknownArgumentError
+
+__all__ = [
+    "PRESETS",
+    "ConfidenceKind",
+    "DecodingConfig",
+    "EngineConfig",
+    "FusionRule",
+    "Gate",
+    "MemberConfig",
+    "Mix",
+    "PresetName",
+    "Scaling",
+]
+
+Gate: TypeAlias = Literal["never", "any_certain"]
+CatchUp: TypeAlias = Literal["eager", "lazy"]
+ConfidenceKind: TypeAlias = Literal["margin", "entropy", "max_prob"]
+Scaling: TypeAlias = Literal["top_k", "temperature", "nucleus", "entropy_nucleus"]
+FusionRule: TypeAlias = Literal["mean_nll", "bits_per_byte", "word_posterior", "vote"]
+Mix: TypeAlias = Literal["auto", "geometric", "arithmetic"]
+PresetName: TypeAlias = Literal["default", "paper"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {
+        "gate": "never",
+        "fusion": "word_posterior",
+        "mix": "geometric",
+        "confidence": "margin",
+        "threshold": 0.7,
+        "max_words": 3,
+        "branches": 3,
+        "scaling": "top_k",
+    },
+    # The published method: arXiv 2601.06022, with the settings of its experiments.
+    "paper": {
+        "gate": "never",
+        "fusion": "mean_nll",
+        "mix": "geometric",
+        "confidence": "margin",
+        "threshold": 0.7,
+        "max_words": 3,
+        "branches": 3,
+        "scaling": "top_k",
+    },
+}
+"""What each preset sets. An argument given beside the preset wins over it."""
+
+
+class _Frozen(BaseModel):
+    """A frozen model whose errors are ours: unknown names get the nearest known one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise _config_error(type(self), error) from error
+
+
+def _config_error(model: type[BaseModel], error: ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if isinstance(inner := first.get("ctx", {}).get("error"), ConfigError):
+        return inner
+    if first["type"] == "extra_forbidden":
+        return UnknownArgumentError(str(first["loc"][-1]), _fields_at(model, first["loc"][:-1]))
+    given = first.get("input")
+    shown = "" if place in ("", "api_key") else f" (got {given!r:.80})"
+    return InvalidArgumentError(f"{place or model.__name__}: {first['msg']}{shown}")
+
+
+def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Field names of the (nested) model that ``loc`` leads to."""
+    nested = {"members": MemberConfig, "decoding": DecodingConfig}
+    for part in loc:
+        model = nested.get(str(part), model)
+    return list(model.model_fields)
+
+
+class DecodingConfig(_Frozen):
+    """How an ensemble decodes. Every field can also be given to a single call, for that call only.
+
+    Parameters
+    ----------
+    preset
+        Sets all of the method's fields below it (up to ``word_end_mass``) at once; fields given beside it win.
+    gate
+        ``never``: every round is fused. ``any_certain``: while some member is certain, it writes alone.
+    catch_up
+        With a gate, how the others follow: ``eager`` (each round, so the most confident leads) or ``lazy``
+        (not before they are needed, so a leader leads until it is uncertain).
+    confidence
+        Of a next-token distribution, in [0, 1]: ``margin`` p1 - p2, ``entropy`` 1 - H/log V, ``max_prob`` p1.
+    threshold
+        A member whose confidence is at or above it is certain.
+    max_words, max_word_tokens
+        Most words in a span; most tokens in a word (a longer one is split, nothing is lost).
+    branches
+        Candidates of an uncertain member.
+    scaling, scaling_temperature, top_p
+        How the branches are picked (see `adafuse_engine.scaling`).
+    fusion, mix
+        How scores become a winner (see `adafuse_engine.fusion`). ``mix="auto"`` is the rule's own form.
+    word_end_mass
+        For ``word_posterior``: count the probability that the word ends where it does.
+    temperature, seed
+        0 takes the best candidate; above 0 the winner is drawn from softmax(score / temperature). A seed
+        makes draws repeatable; without one each request draws its own (it stands in the trace).
+    max_tokens, stop
+        Most tokens to write, counted by the first member; strings that end the text and are left out of it.
+    """
+
+    preset: PresetName = "default"
+    gate: Gate = "never"
+    catch_up: CatchUp = "eager"
+    confidence: ConfidenceKind = "margin"
+    threshold: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
+    max_words: Annotated[int, Field(ge=1, le=64)] = 3
+    max_word_tokens: Annotated[int, Field(ge=1, le=256)] = 16
+    branches: Annotated[int, Field(ge=1, le=64)] = 3
+    scaling: Scaling = "top_k"
+    scaling_temperature: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    fusion: FusionRule = "word_posterior"
+    mix: Mix = "geometric"
+    word_end_mass: bool = True
+    temperature: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    seed: int | None = None
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+    stop: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        preset = PRESETS.get(str(data.get("preset", "default")), {})
+        return {**preset, **data}
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _check_stop(cls, value: Any) -> tuple[str, ...]:
+        if value is None:
+            return ()
+        stops = (value,) if isinstance(value, str) else value
+        if not isinstance(stops, list | tuple) or not all(isinstance(s, str) and s for s in stops):
+            raise InvalidArgumentError(
+                f"stop must be a string or a list of strings, none of them empty (got {value!r:.80})"
+            )
+        return tuple(dict.fromkeys(stops))
+
+    def override(self, **options: Any) -> DecodingConfig:
+        """These settings with ``options`` changed. A ``preset`` among them replaces the method's fields.
+
+        Raises `UnknownArgumentError` or `InvalidArgumentError`.
+        """
+        if not options:
+            return self
+        for name in options:
+            if name not in type(self).model_fields:
+                raise UnknownArgumentError(name, type(self).model_fields)
+        kept = self.model_dump()
+        if "preset" in options:
+            kept = {k: v for k, v in kept.items() if k not in PRESETS["default"]}
+        return DecodingConfig(**{**kept, **options})
+
+
+class MemberConfig(_Frozen):
+    """One member of the ensemble.
+
+    Parameters
+    ----------
+    model
+        A Hugging Face id or local folder, a path to a ``.gguf`` file, or ``bundled:NAME``.
+    name
+        How usage, traces and per-member prompts call it; by default the last part of ``model``.
+    weight
+        Its share of the vote, relative to the other members'.
+    device, device_map, dtype
+        Passed to transformers. ``dtype=None`` is float32 on a CPU and bfloat16 on an accelerator.
+    quantization
+        Keyword arguments for a transformers quantisation config, with its ``quant_method``.
+    model_kwargs
+        Anything else for ``from_pretrained``.
+    revision
+        Of a hub model.
+    tokenizer
+        Another place to take the tokenizer from.
+    chat_template
+        A Jinja template in place of the tokenizer's own.
+    context_window
+        Tokens the member may see, if other than what its config says.
+    trust_remote_code
+        Run code that comes with a model. Off, and best left so.
+    """
+
+    model: Annotated[str, Field(min_length=1)]
+    name: str | None = None
+    weight: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
+    device: str | None = None
+    device_map: str | dict[str, Any] | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    quantization: dict[str, Any] | None = None
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    revision: str | None = None
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    context_window: Annotated[int, Field(ge=8)] | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def label(self) -> str:
+        """``name``, or one made from the last part of ``model``."""
+        if self.name:
+            return self.name
+        last = re.split(r"[/\\:#]", self.model.rstrip("/\\"))[-1]
+        return last.removesuffix(".gguf") or self.model
+
+    def weights_key(self) -> tuple[str, ...]:
+        """Equal for members that can share one copy of the weights."""
+        names = ("model", "device", "device_map", "dtype", "quantization", "model_kwargs", "revision")
+        return tuple(f"{n}={getattr(self, n)!r}" for n in (*names, "tokenizer", "trust_remote_code"))
+
+
+class EngineConfig(_Frozen):
+    """An ensemble: its members, how it decodes, how much it holds at once.
+
+    Parameters
+    ----------
+    members
+        At least one; a plain string is a member by that model name. Names must differ.
+    decoding
+        The settings that calls start from.
+    max_concurrency
+        Requests that run at once; more wait in arrival order.
+    progress
+        Show loading and long prefills: a bar in a terminal, log lines elsewhere.
+    """
+
+    members: tuple[MemberConfig, ...]
+    decoding: DecodingConfig = Field(default_factory=DecodingConfig)
+    max_concurrency: Annotated[int, Field(ge=1)] = 8
+    progress: bool = True
+
+    @field_validator("members", mode="before")
+    @classmethod
+    def _accept_names(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [{"model": m} if isinstance(m, str) else m for m in value]
+        return value
+
+    @model_validator(mode="after")
+    def _check_members(self) -> EngineConfig:
+        check_ensemble([m.label for m in self.members], [m.weight for m in self.members])
+        return self
+
+
+def check_ensemble(names: list[str], weights: list[float]) -> None:
+    """Raise `InvalidArgumentError` unless there are members, under different names, with usable weights."""
+    if not names:
+        raise InvalidArgumentError("members: an engine needs at least one member, e.g. members=['gpt2']")
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgumentError(
+                f"members: two members are called {name!r}; give each a name of its own, "
+                "e.g. MemberConfig(model=..., name='second')"
+            )
+    if any(not w >= 0 or w == float("inf") for w in weights):
+        raise InvalidArgumentError(f"members: weights must be finite and not negative (got {weights})")
+    if not any(weights):
+        raise InvalidArgumentError("members: all weights are zero; give at least one member a positive weight")

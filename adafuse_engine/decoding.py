@@ -1,0 +1,294 @@
+"""The loop of one request (DESIGN section 3): confidence, gate, propose, union, score, commit. Knows no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Any, TypeVar
+
+from adafuse_engine.config import DecodingConfig
+from adafuse_engine.fusion import Decision, Rules, fuse
+from adafuse_engine.members.base import OutOfRoom, Session
+from adafuse_engine.trace import CandidateTrace, Round, Trace
+from adafuse_engine.types import Candidate, FinishReason, Score
+
+__all__ = ["Voice", "Written", "decode"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A member in a request: its name, its share of the vote (shares sum to 1), its session."""
+
+    name: str
+    weight: float
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a request ended. ``tokens``: what was committed, counted by the first member."""
+
+    text: str
+    finish_reason: FinishReason
+    tokens: int
+
+
+Emit = Callable[[str, Round], None]
+"""Called with each piece of text that is certain to be part of the answer, and the round it came with."""
+
+
+async def decode(
+    voices: Sequence[Voice], settings: DecodingConfig, trace: Trace, emit: Emit = lambda text, r: None
+) -> Written:
+    """Write one answer; rounds are appended to ``trace``, whose seed is used."""
+    return await _Decoder(voices, settings, trace, emit).run()
+
+
+class _Decoder:
+    def __init__(
+        self, voices: Sequence[Voice], settings: DecodingConfig, trace: Trace, emit: Emit
+    ) -> None:
+        self.voices = voices
+        self.sessions = [v.session for v in voices]
+        self.settings = settings
+        self.trace = trace
+        self.emit = emit
+        self.text = _Text(settings.stop)
+        self.tokens = 0
+        self.leader: int | None = None
+        self._words: tuple[bytes, ...] = ()
+        self.rules = Rules(
+            settings.fusion,
+            settings.mix == "arithmetic" or (settings.mix == "auto" and settings.fusion == "vote"),
+            settings.temperature,
+        )
+
+    async def run(self) -> Written:
+        settings = self._settle()
+        try:
+            for index in count():
+                now = self._within_room(settings)
+                round_ = await self._lead(index, now) if settings.gate == "any_certain" else None
+                round_ = round_ or await self._fuse(index, now)
+                self.trace.rounds.append(round_)
+                if (reason := self._append(round_)) is not None:
+                    return self._finish(reason)
+                await self._commit(round_)
+        except OutOfRoom:
+            pass
+        return self._finish("length")
+
+    def _within_room(self, settings: DecodingConfig) -> DecodingConfig:
+        """Near a context window, write single words, so that nothing that fits is given up."""
+        room = min(s.room for s in self.sessions)
+        if room < 1:
+            raise OutOfRoom
+        if room < settings.max_words * (settings.max_word_tokens + 3):
+            return settings.model_copy(update={"max_words": 1})
+        return settings
+
+    def _settle(self) -> DecodingConfig:
+        """Where all members are one and the same there is nothing to fuse: write greedily, as it would alone."""
+        same = len({s.signature for s in self.sessions}) == 1
+        if same and self.settings.temperature == 0:
+            return self.settings.model_copy(update={"branches": 1})
+        return self.settings
+
+    # ---- a round with a leader
+
+    async def _lead(self, index: int, settings: DecodingConfig) -> Round | None:
+        """If some member is certain, its certain words; the others follow now or when they are needed."""
+        confidences = await self._gate(settings)
+        if self.leader is None:
+            return None
+        leader = self.voices[self.leader]
+        candidate = await leader.session.lead(settings)
+        self._words = candidate.words
+        return Round(
+            index=index,
+            text=_readable(candidate.data),
+            words=len(candidate.words),
+            end=candidate.end,
+            fused=False,
+            candidates=(self._traced(candidate, (leader.name,)),),
+            winner=0,
+            confidence=confidences,
+            leader=leader.name,
+        )
+
+    async def _gate(self, settings: DecodingConfig) -> dict[str, float | None]:
+        """Choose the leader: the most confident of the certain members, or None."""
+        if settings.catch_up == "lazy" and self.leader is not None:
+            mine = self.sessions[self.leader].confidence(settings.confidence)
+            if mine >= settings.threshold:
+                return {v.name: mine if i == self.leader else None for i, v in enumerate(self.voices)}
+        await together(s.sync() for s in self.sessions)
+        all_ = [s.confidence(settings.confidence) for s in self.sessions]
+        best = max(range(len(all_)), key=all_.__getitem__)
+        self.leader = best if all_[best] >= settings.threshold else None
+        return {v.name: c for v, c in zip(self.voices, all_, strict=True)}
+
+    # ---- a fused round
+
+    async def _fuse(self, index: int, settings: DecodingConfig) -> Round:
+        """Everyone proposes, everyone scores, the best candidate wins."""
+        confidences = [s.confidence(settings.confidence) for s in self.sessions]
+        proposals = await together(
+            session.propose(settings, self._random(index, str(k))) for k, session in enumerate(self.sessions)
+        )
+        candidates, proposers = self._union(proposals)
+        scores: list[list[Score]] = []
+        if len(candidates) == 1:
+            only = candidates[0]
+            decision = Decision(0, len(only.words), only.end, ())
+        else:
+            scores = await together(s.score(candidates, settings) for s in self.sessions)
+            weights = [v.weight for v in self.voices]
+            random = self._random(index, "commit")
+            decision = fuse(candidates, scores, weights, confidences, self.rules, random)
+        winner = candidates[decision.index]
+        self._words = winner.words[: decision.words]
+        return Round(
+            index=index,
+            text=_readable(b"".join(self._words)),
+            words=decision.words,
+            end=decision.end,
+            fused=bool(scores),
+            candidates=tuple(
+                self._traced(
+                    candidate,
+                    proposers[c],
+                    [row[c] if k not in decision.abstained else None for k, row in enumerate(scores)],
+                    decision.scores[c] if scores else None,
+                )
+                for c, candidate in enumerate(candidates)
+            ),
+            winner=decision.index,
+            confidence={v.name: c for v, c in zip(self.voices, confidences, strict=True)},
+            abstained=tuple(self.voices[k].name for k in decision.abstained),
+        )
+
+    def _union(self, proposals: Sequence[list[Candidate]]) -> tuple[list[Candidate], list[tuple[str, ...]]]:
+        """Distinct candidates by bytes and end, in member order and then proposal order; who proposed each."""
+        found: dict[tuple[bytes, bool], Candidate] = {}
+        names: dict[tuple[bytes, bool], list[str]] = {}
+        for voice, proposal in zip(self.voices, proposals, strict=True):
+            for candidate in proposal:
+                found.setdefault(candidate.key, candidate)
+                proposers = names.setdefault(candidate.key, [])
+                if voice.name not in proposers:
+                    proposers.append(voice.name)
+        return list(found.values()), [tuple(names[key]) for key in found]
+
+    # ---- both
+
+    async def _commit(self, round_: Round) -> None:
+        """Put the round's words on the ledger; behind a lazy leader the others only take note of them."""
+        following = []
+        for voice in self.voices:
+            if round_.leader in (None, voice.name) or self.settings.catch_up == "eager":
+                following.append(voice.session)
+            else:
+                voice.session.defer(self._words)
+        await together(s.commit(self._words) for s in following)
+
+    def _append(self, round_: Round) -> FinishReason | None:
+        """Add the round's words to the text, within ``max_tokens``; whether and how the text ends."""
+        pieces = self.sessions[0].pieces(self._words)
+        room = self.settings.max_tokens - self.tokens
+        self.tokens += min(len(pieces), room)
+        released, stopped = self.text.add(b"".join(pieces[:room]))
+        reason: FinishReason | None = None
+        if stopped:
+            reason = "stop"
+        elif len(pieces) > room:
+            reason = "length"
+        elif round_.end:
+            reason = "stop"
+        elif len(pieces) == room:
+            reason = "length"
+        if released:
+            self.emit(released, round_)
+        return reason
+
+    def _finish(self, reason: FinishReason) -> Written:
+        held = self.text.flush()
+        if held:
+            self.emit(held, self.trace.rounds[-1])
+        return Written(self.text.released, reason, self.tokens)
+
+    def _random(self, index: int, who: str) -> Random:
+        return Random(f"{self.trace.seed}/{index}/{who}")
+
+    def _traced(
+        self,
+        candidate: Candidate,
+        proposers: tuple[str, ...],
+        scores: Sequence[Score | None] = (),
+        fused: float | None = None,
+    ) -> CandidateTrace:
+        shown = {v.name: s.total if s else None for v, s in zip(self.voices, scores, strict=False)}
+        return CandidateTrace(_readable(candidate.data), candidate.end, proposers, shown, fused)
+
+
+async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines side by side and return their results in order; one failure cancels the others.
+
+    The first error is raised as itself, not wrapped in a group.
+    """
+    coroutines = list(calls)
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(c) for c in coroutines]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [t.result() for t in tasks]
+
+
+class _Text:
+    """Bytes in, text out: whole characters, up to a stop string, holding back what may become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.released = ""
+        self._stops = stops
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def add(self, data: bytes) -> tuple[str, bool]:
+        """The text that can be released now, and whether a stop string came."""
+        self._held += self._decoder.decode(data)
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            released, self._held = self._held[: min(found)], ""
+        else:
+            keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+            released = self._held[: len(self._held) - keep]
+            self._held = self._held[len(released) :]
+        self.released += released
+        return released, bool(found)
+
+    def flush(self) -> str:
+        """What was held back and can be released at the end; a cut character is left out."""
+        held, self._held = self._held, ""
+        self.released += held
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop`` and is not all of it."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+def _readable(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

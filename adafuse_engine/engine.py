@@ -1,0 +1,364 @@
+"""The engine: members, a loop thread they run on, and one way in for every caller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import queue
+import secrets
+import threading
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from types import TracebackType
+from typing import Any, ClassVar, Literal, TypeVar, overload
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig, check_ensemble
+from adafuse_engine.decoding import Voice, decode, together
+from adafuse_engine.errors import (
+    EmptyPromptError,
+    EngineClosedError,
+    InvalidArgumentError,
+    UnknownArgumentError,
+)
+from adafuse_engine.members.base import Member, Session
+from adafuse_engine.members.pool import load_members
+from adafuse_engine.trace import Round, Trace
+from adafuse_engine.types import Chunk, Completion, Prompt, Prompts, Usage
+
+__all__ = ["Engine"]
+
+T = TypeVar("T")
+_Emit = Callable[[str, Round], None]
+
+
+class Engine:
+    """An ensemble of language models that answers as one.
+
+    Parameters
+    ----------
+    config
+        Members to load and settings to decode with.
+    members, weights, decoding, max_concurrency
+        In place of ``config``: ready members (as `adafuse_engine.testing` makes them), their weights (equal
+        by default) and settings.
+
+    All methods may be called from many threads and tasks at once. Close the engine when done, or use it as a
+    context manager.
+
+    Raises
+    ------
+    ConfigError, LoadError
+        While it is made. Calls raise `PromptError`, `ConfigError`, `MemberError` and `EngineClosedError`.
+    """
+
+    _shared: ClassVar[dict[str, Engine]] = {}
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        members: Sequence[Member] | None = None,
+        weights: Sequence[float] | None = None,
+        decoding: DecodingConfig | None = None,
+        max_concurrency: int = 8,
+    ) -> None:
+        if (config is None) == (members is None):
+            raise InvalidArgumentError("give the engine either a config or ready members")
+        self.config = config
+        if config is not None:
+            members = load_members(config)
+            weights = [m.weight for m in config.members]
+            decoding = decoding or config.decoding
+            max_concurrency = config.max_concurrency
+        self._members = tuple(members or ())
+        raw = [float(w) for w in weights or [1.0] * len(self._members)]
+        check_ensemble([m.name for m in self._members], raw)
+        if len(raw) != len(self._members):
+            raise InvalidArgumentError(f"{len(raw)} weights for {len(self._members)} members")
+        self.decoding = decoding or DecodingConfig()
+        self.weights = tuple(w / sum(raw) for w in raw)
+        self.member_names = tuple(m.name for m in self._members)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal("asyncio"))
+        self._slots = self._portal.call(_semaphore, max_concurrency)
+        self._finalizer = weakref.finalize(self, _shut, self._stack, self._members)
+
+    @classmethod
+    def from_models(cls, models: Sequence[str | MemberConfig], **options: Any) -> Engine:
+        """Load an ensemble by model names: hub ids, folders, ``.gguf`` paths or ``bundled:NAME``.
+
+        ``options``: any field of `DecodingConfig` or `EngineConfig`.
+        """
+        ours = {k: options.pop(k) for k in list(options) if k in EngineConfig.model_fields}
+        for name in options:
+            if name not in DecodingConfig.model_fields:
+                raise UnknownArgumentError(name, {*DecodingConfig.model_fields, *EngineConfig.model_fields})
+        decoding = ours.pop("decoding", DecodingConfig()).override(**options)
+        return cls(EngineConfig(members=models, decoding=decoding, **ours))
+
+    @classmethod
+    def shared(cls, config: EngineConfig) -> Engine:
+        """The one engine of this process for these members; made if there is none, closed at exit.
+
+        Settings to decode with are no part of what makes engines equal: give them per call.
+        """
+        key = json.dumps(config.model_dump(mode="json", exclude={"decoding", "progress"}), sort_keys=True)
+        with cls._shared_lock:
+            engine = cls._shared.get(key)
+            if engine is None or engine.closed:
+                engine = cls._shared[key] = cls(config)
+            return engine
+
+    # ---- facts
+
+    def __repr__(self) -> str:
+        return f"Engine(members={list(self.member_names)}, closed={self._closed})"
+
+    @property
+    def model_name(self) -> str:
+        """The members' names, joined by ``+``."""
+        return "+".join(self.member_names)
+
+    @property
+    def context_window(self) -> int:
+        """The smallest context window among the members, in tokens."""
+        return min(m.context_window for m in self._members)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of the text by the first member's tokenizer, no special tokens added; for counting."""
+        return self._members[0].tokenize(text)
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of the text by the first member's tokenizer, no special tokens added."""
+        return len(self.tokenize(text))
+
+    def check_options(self, **options: Any) -> DecodingConfig:
+        """The settings a call with these options would use; raises what that call would raise."""
+        return self.decoding.override(**options)
+
+    # ---- answers
+
+    def generate(self, prompt: Prompts, **options: Any) -> Completion:
+        """Answer one prompt.
+
+        Parameters
+        ----------
+        prompt
+            Text, passed as it is; a list of chat messages, for each member's own template; or a dict that
+            gives each member its own prompt by name.
+        **options
+            Any field of `DecodingConfig`, for this call only.
+        """
+        settings = self.check_options(**options)
+        return self._result(self._submit(self._run, prompt, settings, None))
+
+    async def agenerate(self, prompt: Prompts, **options: Any) -> Completion:
+        """`generate` for async callers. Cancelling the task stops the engine within one forward."""
+        settings = self.check_options(**options)
+        return await asyncio.wrap_future(self._submit(self._run, prompt, settings, None))
+
+    def stream(self, prompt: Prompts, **options: Any) -> Iterator[Chunk]:
+        """Answer one prompt piece by piece. Closing the iterator stops the engine within one forward."""
+        settings = self.check_options(**options)
+        inbox: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        future = self._submit(self._run, prompt, settings, inbox.put)
+        # Done in every case, also when the engine is closed meanwhile: then it ends the queue.
+        future.add_done_callback(lambda _: inbox.put(None))
+        try:
+            while (chunk := inbox.get()) is not None:
+                yield chunk
+            yield _last(self._result(future))
+        finally:
+            future.cancel()
+
+    async def astream(self, prompt: Prompts, **options: Any) -> AsyncIterator[Chunk]:
+        """`stream` for async callers. Closing it or cancelling its task stops the engine."""
+        settings = self.check_options(**options)
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[Chunk | None] = asyncio.Queue()
+
+        def put(chunk: Chunk | None) -> None:
+            # The caller's loop may be closed before the engine notices that nobody listens.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(inbox.put_nowait, chunk)
+
+        future = self._submit(self._run, prompt, settings, put)
+        future.add_done_callback(lambda _: put(None))
+        try:
+            while (chunk := await inbox.get()) is not None:
+                yield chunk
+            yield _last(self._result(future))
+        finally:
+            future.cancel()
+
+    @overload
+    def generate_batch(
+        self, prompts: Sequence[Prompts], *, return_exceptions: Literal[False] = False, **options: Any
+    ) -> list[Completion]: ...
+    @overload
+    def generate_batch(
+        self, prompts: Sequence[Prompts], *, return_exceptions: Literal[True], **options: Any
+    ) -> list[Completion | BaseException]: ...
+    def generate_batch(
+        self, prompts: Sequence[Prompts], *, return_exceptions: bool = False, **options: Any
+    ) -> list[Any]:
+        """Answer several prompts, in order.
+
+        With ``return_exceptions`` a prompt that fails gives its exception in its place; without, the first
+        failure is raised and the prompts that are still running are cancelled.
+        """
+        settings = self.check_options(**options)
+        futures = [self._submit(self._run, prompt, settings, None) for prompt in prompts]
+        results: list[Any] = []
+        try:
+            for future in futures:
+                try:
+                    results.append(self._result(future))
+                except Exception as error:
+                    if not return_exceptions:
+                        raise
+                    results.append(error)
+        finally:
+            for future in futures:
+                future.cancel()
+        return results
+
+    # ---- the loop thread
+
+    def _submit(self, run: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
+        if self._closed:
+            raise EngineClosedError
+        try:
+            return self._portal.start_task_soon(run, *args)
+        except RuntimeError as error:
+            raise EngineClosedError from error
+
+    def _result(self, future: Future[T]) -> T:
+        try:
+            return future.result()
+        except CancelledError as error:
+            if self._closed:
+                raise EngineClosedError from error
+            raise
+
+    async def _run(
+        self, prompt: Prompts, settings: DecodingConfig, put: Callable[[Chunk], None] | None
+    ) -> Completion:
+        prompts = self._prompts(prompt)
+        seed = secrets.randbits(63) if settings.seed is None else settings.seed
+        trace = Trace(self.member_names, self.weights, seed, settings.model_dump(mode="json"))
+        emit: _Emit = _ignore if put is None else _chunker(put)
+        async with self._slots:
+            sessions: list[Session] = []
+
+            async def enter(member: Member, text: Prompt) -> Session:
+                session = await member.open(text, settings)
+                sessions.append(session)
+                return session
+
+            try:
+                opened = await together(
+                    enter(m, p) for m, p in zip(self._members, prompts, strict=True)
+                )
+                voices = [
+                    Voice(m.name, w, s)
+                    for m, w, s in zip(self._members, self.weights, opened, strict=True)
+                ]
+                written = await decode(voices, settings, trace, emit)
+                usage = tuple(s.usage() for s in opened)
+            finally:
+                for session in sessions:
+                    await asyncio.shield(session.close())
+        return Completion(
+            written.text,
+            written.finish_reason,
+            Usage(usage[0].prompt_tokens, written.tokens, usage),
+            trace,
+        )
+
+    def _prompts(self, prompt: Prompts) -> list[Prompt]:
+        """One prompt per member, none of them empty."""
+        if not isinstance(prompt, Mapping):
+            prompts = [prompt] * len(self._members)
+        else:
+            for name in prompt:
+                if name not in self.member_names:
+                    raise UnknownArgumentError(str(name), self.member_names, "member in prompt")
+            if missing := [name for name in self.member_names if name not in prompt]:
+                raise InvalidArgumentError(f"prompt: no prompt for {', '.join(map(repr, missing))}")
+            prompts = [prompt[name] for name in self.member_names]
+        for one in prompts:
+            if isinstance(one, str):
+                if not one.strip():
+                    raise EmptyPromptError("the prompt has no text; give the members something to continue")
+            elif not isinstance(one, Sequence) or isinstance(one, bytes):
+                raise InvalidArgumentError(
+                    f"prompt: a string, a list of messages or a dict of those by member, not {type(one).__name__}"
+                )
+            elif not one:
+                raise EmptyPromptError("the list of messages is empty; give at least one user message")
+        return prompts
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Cancel what is running, free the members and stop the loop thread. May be called again."""
+        with self._lock:
+            self._closed = True
+        self._finalizer()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _shut(stack: contextlib.ExitStack, members: Sequence[Member]) -> None:
+    # The portal's exit waits for its tasks unless it sees an exception: ours must cancel them.
+    with contextlib.suppress(_Closing):
+        stack.__exit__(_Closing, _Closing(), None)
+    for member in members:
+        member.close()
+
+
+class _Closing(Exception):  # noqa: N818 - never seen outside
+    """Makes the portal cancel its tasks."""
+
+
+async def _semaphore(count: int) -> asyncio.Semaphore:
+    return asyncio.Semaphore(count)
+
+
+def _ignore(text: str, round_: Round) -> None:
+    """For callers that want the whole answer only."""
+
+
+def _chunker(put: Callable[[Chunk], None]) -> _Emit:
+    return lambda text, r: put(Chunk(text, r.index, r.certainty, r.fused))
+
+
+def _last(completion: Completion) -> Chunk:
+    rounds = completion.trace.rounds
+    last = rounds[-1] if rounds else None
+    return Chunk(
+        "",
+        last.index if last else 0,
+        last.certainty if last else 0.0,
+        last.fused if last else False,
+        completion,
+    )

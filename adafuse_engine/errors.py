@@ -1,0 +1,151 @@
+"""The exception tree: one root, one class per kind of fault, each message says what to do.
+
+::
+
+    AdaFuseError
+    ├── ConfigError (ValueError)
+    │   ├── UnknownArgumentError (TypeError)   a name that no setting has
+    │   └── InvalidArgumentError               a value that a setting cannot take
+    ├── PromptError (ValueError)
+    │   ├── EmptyPromptError
+    │   └── ContextWindowError                 the prompt does not fit the smallest member
+    ├── LoadError
+    │   ├── ModelNotFoundError
+    │   ├── ModelFormatError                   unreadable, corrupt or unsafe weights
+    │   ├── TokenizerError                     token ids do not give back the bytes
+    │   └── FetchError                         a packaged model could not be fetched
+    ├── MemberError                            a member failed while decoding
+    │   ├── NonFiniteLogitsError               NaN where a distribution should be
+    │   └── NoScoreError                       every member abstained
+    ├── EngineClosedError (RuntimeError)
+    └── MissingExtraError (ImportError)        an optional dependency is not installed
+
+Exceptions of other libraries are mapped to these once, at the member or loader that called them, and
+stay reachable as ``__cause__``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "AdaFuseError",
+    "ConfigError",
+    "ContextWindowError",
+    "EmptyPromptError",
+    "EngineClosedError",
+    "FetchError",
+    "InvalidArgumentError",
+    "LoadError",
+    "MemberError",
+    "MissingExtraError",
+    "ModelFormatError",
+    "ModelNotFoundError",
+    "NoScoreError",
+    "NonFiniteLogitsError",
+    "PromptError",
+    "TokenizerError",
+    "UnknownArgumentError",
+]
+
+
+class AdaFuseError(Exception):
+    """Root of every error this project raises on purpose."""
+
+
+class ConfigError(AdaFuseError, ValueError):
+    """A configuration or call argument is wrong."""
+
+
+class UnknownArgumentError(ConfigError, TypeError):
+    """An argument that no setting has; the message gives the nearest known name."""
+
+    def __init__(self, name: str, known: Iterable[str], where: str = "argument") -> None:
+        self.name = name
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        super().__init__(f"unknown {where} {name!r}; {hint}")
+
+
+class InvalidArgumentError(ConfigError):
+    """A known argument with a value it cannot take."""
+
+
+class PromptError(AdaFuseError, ValueError):
+    """A prompt that cannot be answered as given."""
+
+
+class EmptyPromptError(PromptError):
+    """The prompt has no text."""
+
+
+class ContextWindowError(PromptError):
+    """The prompt is longer than the context window of some member (both in that member's tokens)."""
+
+    def __init__(self, member: str, prompt_tokens: int, context_window: int) -> None:
+        self.member = member
+        self.prompt_tokens = prompt_tokens
+        self.context_window = context_window
+        super().__init__(
+            f"the prompt is {prompt_tokens} tokens for member {member!r}, whose context window is "
+            f"{context_window}; shorten it by at least {prompt_tokens - context_window + 1} tokens "
+            "or leave that member out"
+        )
+
+
+class LoadError(AdaFuseError):
+    """A member could not be loaded."""
+
+
+class ModelNotFoundError(LoadError):
+    """The model's name leads to nothing that can be loaded."""
+
+
+class ModelFormatError(LoadError):
+    """The model's files are unreadable, corrupt, or of a kind that is refused (pickles)."""
+
+
+class TokenizerError(LoadError):
+    """The tokenizer's ids do not decode to the bytes they came from."""
+
+
+class FetchError(LoadError):
+    """A packaged model could not be fetched or did not match its checksum."""
+
+
+class MemberError(AdaFuseError):
+    """A member failed while a request was running."""
+
+
+class NonFiniteLogitsError(MemberError):
+    """A member returned NaN where its next-token distribution should be."""
+
+    def __init__(self, member: str) -> None:
+        self.member = member
+        super().__init__(
+            f"member {member!r} returned NaN logits; load it with dtype='float32' or 'bfloat16' "
+            "(float16 overflows in many models), or check its weights"
+        )
+
+
+class NoScoreError(MemberError):
+    """No member gave a usable score to the candidates of a round."""
+
+
+class EngineClosedError(AdaFuseError, RuntimeError):
+    """The engine was closed; make a new one."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine is closed; make a new Engine")
+
+
+class MissingExtraError(AdaFuseError, ImportError):
+    """An optional dependency is missing; the message names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        self.extra = extra
+        super().__init__(
+            f"{package} is not installed; run: pip install 'adafuse-integrations[{extra}]'"
+        )

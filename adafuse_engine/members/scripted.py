@@ -1,0 +1,224 @@
+"""A member without weights: it writes a given answer with a given confidence. For tests, docs and demos."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import regex
+
+from adafuse_engine.confidence import Distribution
+from adafuse_engine.config import DecodingConfig
+from adafuse_engine.errors import ContextWindowError, EmptyPromptError
+from adafuse_engine.members.session import Fed, TokenSession
+from adafuse_engine.types import Message, Prompt
+from adafuse_engine.words import first_word_end
+
+__all__ = ["ScriptedMember"]
+
+_END = 256
+_PIECE = regex.compile(r"\s*\S{1,4}|\s+")
+_OTHER = math.log(1e-6)
+
+
+class ScriptedMember:
+    """Writes ``answer`` to every prompt, as a real member would: token by token, gated, scored, fused.
+
+    Parameters
+    ----------
+    name
+        The member's name.
+    answer
+        What it writes, or a function from the prompt's text to that. Chat messages are given to it as lines
+        ``role: content`` and a last line ``assistant:``.
+    confidence
+        Its margin at every token, in [0, 1): the scripted token has probability (1 + confidence) / 2 and the
+        best other one (1 - confidence) / 2.
+    context_window
+        In tokens of at most four characters.
+    delay
+        Seconds that each forward takes, without holding the event loop.
+    on_forward
+        Called with the number of each forward (from 1, over all requests) before it runs; may raise.
+    nan_from
+        The number of the forward from which on all its logits are NaN.
+
+    Where the ledger is not what it would have written, it goes on with the word that its answer has at that
+    place. ``open_sessions`` counts the requests it is in.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        answer: str | Callable[[str], str] = "",
+        *,
+        confidence: float = 0.9,
+        context_window: int = 4096,
+        delay: float = 0.0,
+        on_forward: Callable[[int], None] | None = None,
+        nan_from: int | None = None,
+    ) -> None:
+        self.name = name
+        self.context_window = context_window
+        self.open_sessions = 0
+        self.forwards = 0
+        self.prompts: list[str] = []
+        self._answer = answer
+        self._sure = (1 + confidence) / 2
+        self._delay = delay
+        self._on_forward = on_forward
+        self._nan_from = nan_from
+        self._pieces: list[bytes] = [bytes([b]) for b in range(256)] + [b""]
+        self._ids: dict[bytes, int] = {p: i for i, p in enumerate(self._pieces[:256])}
+
+    # ---- Alphabet
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Its one end token."""
+        return frozenset({_END})
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the token writes."""
+        return self._pieces[token]
+
+    def encode(self, data: bytes) -> list[int]:
+        """Pieces of up to four characters, each with the whitespace before it; single bytes if not UTF-8."""
+        try:
+            pieces = [p.encode() for p in _PIECE.findall(data.decode())]
+        except UnicodeDecodeError:
+            return list(data)
+        for piece in pieces:
+            if piece not in self._ids:
+                self._ids[piece] = len(self._pieces)
+                self._pieces.append(piece)
+        return [self._ids[piece] for piece in pieces]
+
+    # ---- Member
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of the text."""
+        return self.encode(text.encode())
+
+    async def open(self, prompt: Prompt, settings: DecodingConfig) -> TokenSession:
+        """Start a request."""
+        text = prompt if isinstance(prompt, str) else _render(prompt)
+        if not text.strip():
+            raise EmptyPromptError(f"the prompt for member {self.name!r} has no text")
+        tokens = len(self.tokenize(text))
+        if tokens >= self.context_window:
+            raise ContextWindowError(self.name, tokens, self.context_window)
+        self.prompts.append(text)
+        answer = self._answer if isinstance(self._answer, str) else self._answer(text)
+        sequence = _ScriptedSequence(self, answer.encode(), tokens)
+        self.open_sessions += 1
+        try:
+            root = await sequence.prefill()
+        except BaseException:
+            await sequence.release()
+            raise
+        return TokenSession(
+            self.name,
+            self,
+            sequence,
+            root,
+            signature=(id(self), text),
+            prompt_tokens=tokens,
+            context_window=self.context_window,
+        )
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    async def forward(self) -> bool:
+        """Let one forward pass; whether its logits are NaN."""
+        self.forwards += 1
+        number = self.forwards
+        if self._on_forward:
+            self._on_forward(number)
+        await asyncio.sleep(self._delay)
+        return self._nan_from is not None and number >= self._nan_from
+
+    def after(self, answer: bytes, written: bytes) -> dict[int, float]:
+        """Log-probabilities of the tokens that may follow ``written``; all others have `_OTHER`."""
+        rest = answer[len(written) :] if answer.startswith(written) else _from_word(answer, written)
+        token = self.encode(rest)[0] if rest else _END
+        second = _END if token != _END else self.encode(b" and")[0]
+        third = self.encode(b" or")[0]
+        left = 1 - self._sure
+        likely = {token: self._sure, second: left * (1 - 2e-6), third: left * 1e-6}
+        return {t: math.log(max(p, 1e-12)) for t, p in likely.items()}
+
+
+class _ScriptedSequence:
+    """`TokenSequence` over bytes: what a node has written decides what follows it."""
+
+    def __init__(self, member: ScriptedMember, answer: bytes, prompt_tokens: int) -> None:
+        self._member = member
+        self._answer = answer
+        self._written = [b""]
+        self._released = False
+        self.forward_passes = 0
+        self.tokens_processed = prompt_tokens
+        self.seconds = 0.0
+
+    async def prefill(self) -> Distribution:
+        self.forward_passes += 1
+        return self._distribution(b"", await self._member.forward())
+
+    async def grow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Fed]:
+        nan = await self._member.forward()
+        self.forward_passes += 1
+        self.tokens_processed += len(tokens)
+        fed = []
+        for parent, token in zip(parents, tokens, strict=True):
+            before = self._written[parent]
+            self._written.append(before + self._member.bytes_of(token))
+            logprob = self._member.after(self._answer, before).get(token, _OTHER)
+            fed.append(Fed(math.nan if nan else logprob, self._distribution(self._written[-1], nan)))
+        return fed
+
+    async def keep(self, path: Sequence[int]) -> None:
+        self._written = [self._written[path[-1]]]
+
+    async def release(self) -> None:
+        if not self._released:
+            self._released = True
+            self._member.open_sessions -= 1
+
+    def _distribution(self, written: bytes, nan: bool) -> Distribution:
+        likely = self._member.after(self._answer, written)
+        ranked = sorted(likely.items(), key=lambda item: -item[1])
+        spaced = [lp for t, lp in ranked if t == _END or self._member.bytes_of(t)[:1].isspace()]
+        entropy = -math.fsum(math.exp(lp) * lp for _, lp in ranked)
+        return Distribution(
+            tuple(t for t, _ in ranked),
+            tuple(math.nan if nan else lp for _, lp in ranked),
+            math.nan if nan else likely.get(_END, _OTHER),
+            math.nan if nan else math.log(min(1.0, math.fsum(map(math.exp, spaced)) or 1e-6)),
+            entropy,
+            1000,
+        )
+
+
+def _render(messages: Sequence[Message | Mapping[str, Any]]) -> str:
+    lines = []
+    for message in messages:
+        if isinstance(message, Message):
+            lines.append(f"{message.role}: {message.content}\n")
+        else:
+            lines.append(f"{message.get('role')}: {message.get('content')}\n")
+    return "".join([*lines, "assistant:"]) if lines else ""
+
+
+def _from_word(answer: bytes, written: bytes) -> bytes:
+    """The answer from the word on that comes after as many words as were written."""
+    words = 0
+    while written:
+        written = written[first_word_end(written) or len(written) :]
+        words += 1
+    for _ in range(words):
+        answer = answer[first_word_end(answer) or len(answer) :]
+    return answer
