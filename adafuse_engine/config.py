@@ -161,6 +161,11 @@ class DecodingConfig(_Frozen):
             )
         return tuple(dict.fromkeys(stops))
 
+    @property
+    def counts_word_ends(self) -> bool:
+        """Whether scores take in the probability that words end where they do."""
+        return self.word_end_mass and self.fusion == "word_posterior"
+
     def override(self, **options: Any) -> DecodingConfig:
         """These settings with ``options`` changed. A ``preset`` among them replaces the method's fields.
 

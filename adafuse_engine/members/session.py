@@ -262,7 +262,7 @@ class TokenSession:
     def _score(self, candidate: Candidate, nodes: list[int], settings: DecodingConfig) -> Score:
         boundary = []
         for word, node, closed in zip(candidate.words, nodes, candidate.closed, strict=True):
-            counts = settings.word_end_mass and closed and not ends_by_itself(word)
+            counts = settings.counts_word_ends and closed and not ends_by_itself(word)
             boundary.append(self._fed(node).start_logmass if counts else 0.0)
         last = nodes[-1] if nodes else ROOT
         return Score(

@@ -1,0 +1,240 @@
+"""Members on local weights: a transformers model, its tokenizer, its worker."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from adafuse_engine.confidence import Distribution
+from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig
+from adafuse_engine.errors import AdaFuseError, ContextWindowError, EmptyPromptError, MemberError
+from adafuse_engine.members.base import Member
+from adafuse_engine.members.local.loading import LoadedModel, load
+from adafuse_engine.members.local.prompts import prompt_ids
+from adafuse_engine.members.local.runner import Feed, PlainRunner, Runner, Tree, Want
+from adafuse_engine.members.local.selfcheck import tree_attention_works
+from adafuse_engine.members.local.tokens import Vocabulary, end_tokens
+from adafuse_engine.members.local.worker import Worker
+from adafuse_engine.members.session import Fed, TokenSession
+from adafuse_engine.progress import track
+from adafuse_engine.scaling import tokens_needed
+from adafuse_engine.types import Prompt
+
+__all__ = ["LocalMember", "LocalModel", "load_local"]
+
+log = logging.getLogger("adafuse_engine")
+
+LONG_PREFILL = 2048
+"""Prompts of more tokens than this show their progress."""
+
+
+class LocalModel:
+    """One copy of a model's weights, with what all members on it share. Closed with its last member."""
+
+    def __init__(self, config: MemberConfig, loaded: LoadedModel) -> None:
+        self.tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
+        model = loaded.model
+        ends = end_tokens(model, loaded.tokenizer)
+        size = model.get_input_embeddings().weight.shape[0]
+        head = model.get_output_embeddings()
+        if head is not None:
+            size = head.weight.shape[0]
+        self.vocabulary = Vocabulary(config.label, loaded.tokenizer, ends, size)
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.context_window: int = config.context_window or limit or 2048
+        self.runner = Runner(model, self.vocabulary)
+        if not tree_attention_works(self.runner):
+            log.warning(
+                "%s cannot attend to a tree of candidates; every token is computed from the whole text instead, "
+                "which is exact and slow",
+                config.label,
+            )
+            self.runner = PlainRunner(model, self.vocabulary)
+        self.worker = _acquire_worker(str(self.runner.device))
+        self._members = 0
+        self._lock = threading.Lock()
+
+    def join(self) -> None:
+        """Count one more member on these weights."""
+        with self._lock:
+            self._members += 1
+
+    def leave(self) -> None:
+        """Count one less; free the weights after the last."""
+        with self._lock:
+            self._members -= 1
+            if self._members:
+                return
+        _release_worker(self.worker)
+        del self.runner
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class LocalMember:
+    """A member on local weights, with its own name, template and window. Other members may share the weights."""
+
+    def __init__(self, config: MemberConfig, model: LocalModel, *, progress: bool) -> None:
+        self.name = config.label
+        self.context_window = config.context_window or model.context_window
+        self._template = config.chat_template
+        self._model: LocalModel | None = model
+        self._progress = progress
+        model.join()
+
+    @property
+    def model(self) -> LocalModel:
+        """The weights; raises `MemberError` after `close`."""
+        if self._model is None:
+            raise MemberError(f"member {self.name!r} is closed")
+        return self._model
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of the text, no special tokens added."""
+        ids: list[int] = self.model.tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """The prompt as this member sees it.
+
+        Raises `EmptyPromptError`, `ContextWindowError`.
+        """
+        model = self.model
+        ids = prompt_ids(model.tokenizer, prompt, model.vocabulary.ends, self._template)
+        if not ids:
+            raise EmptyPromptError(f"the prompt has no tokens for member {self.name!r}")
+        if len(ids) >= self.context_window:
+            raise ContextWindowError(self.name, len(ids), self.context_window)
+        return ids
+
+    async def open(self, prompt: Prompt, settings: DecodingConfig) -> TokenSession:
+        """Start a request: render the prompt, prefill it chunk by chunk."""
+        model = self.model
+        ids = self.prompt_ids(prompt)
+        want = Want(
+            tokens_needed(settings, len(model.vocabulary.ends)),
+            settings.confidence == "entropy",
+            settings.counts_word_ends,
+        )
+        sequence = _Sequence(self.name, model, Tree(want))
+        try:
+            root = await sequence.prefill(ids, progress=self._progress)
+        except BaseException:
+            await sequence.release()
+            raise
+        return TokenSession(
+            self.name,
+            model.vocabulary,
+            sequence,
+            root,
+            signature=(id(model), tuple(ids)),
+            prompt_tokens=len(ids),
+            context_window=self.context_window,
+        )
+
+    def close(self) -> None:
+        """Give up the weights. May be called again."""
+        if self._model is not None:
+            model, self._model = self._model, None
+            model.leave()
+
+
+class _Sequence:
+    """`TokenSequence` on a runner's tree, by way of the worker. Foreign exceptions are mapped here."""
+
+    def __init__(self, name: str, model: LocalModel, tree: Tree) -> None:
+        self._name = name
+        self._runner = model.runner
+        self._worker = model.worker
+        self._tree = tree
+
+    @property
+    def forward_passes(self) -> int:
+        return self._tree.forward_passes
+
+    @property
+    def tokens_processed(self) -> int:
+        return self._tree.tokens_processed
+
+    @property
+    def seconds(self) -> float:
+        return self._tree.seconds
+
+    async def prefill(self, ids: Sequence[int], *, progress: bool) -> Distribution:
+        await self._worker.call(lambda: self._runner.open(self._tree))
+        with track(
+            f"{self._name}: reading the prompt", len(ids), enabled=progress and len(ids) > LONG_PREFILL
+        ) as advance:
+            for start in range(0, len(ids), self._runner.chunk):
+                chunk = ids[start : start + self._runner.chunk]
+                [root] = await self._feed(Feed(self._tree, (), chunk, prefill=True))
+                advance(len(chunk))
+        return root.distribution
+
+    async def grow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Fed]:
+        return await self._feed(Feed(self._tree, parents, tokens))
+
+    async def _feed(self, feed: Feed) -> list[Fed]:
+        try:
+            results: list[Fed] = await self._worker.feed(self._runner, feed)
+        except AdaFuseError:
+            raise
+        except Exception as error:
+            raise MemberError(f"member {self._name!r} failed: {type(error).__name__}: {error}") from error
+        return results
+
+    async def keep(self, path: Sequence[int]) -> None:
+        await self._worker.call(lambda: self._runner.keep(self._tree, path))
+
+    async def release(self) -> None:
+        # Not awaited: a request that is being cancelled must not wait for the forward that is running.
+        self._worker.post(lambda: self._runner.close(self._tree))
+
+
+def load_local(config: EngineConfig) -> list[Member]:
+    """Load all members of an ensemble, each distinct model once.
+
+    Raises `LoadError`; what was loaded before the failure is freed.
+    """
+    models: dict[tuple[str, ...], LocalModel] = {}
+    members: list[Member] = []
+    try:
+        for member in config.members:
+            key = member.weights_key()
+            if key not in models:
+                models[key] = LocalModel(member, load(member, progress=config.progress))
+            members.append(LocalMember(member, models[key], progress=config.progress))
+    except BaseException:
+        for made in members:
+            made.close()
+        raise
+    return members
+
+
+_workers: dict[str, tuple[Worker, int]] = {}
+_workers_lock = threading.Lock()
+
+
+def _acquire_worker(device: str) -> Worker:
+    """The device's one worker: models on a device take turns, in whatever engine they are."""
+    with _workers_lock:
+        worker, users = _workers.get(device) or (Worker(device), 0)
+        _workers[device] = (worker, users + 1)
+        return worker
+
+
+def _release_worker(worker: Worker) -> None:
+    with _workers_lock:
+        for device, (known, users) in list(_workers.items()):
+            if known is worker:
+                if users > 1:
+                    _workers[device] = (worker, users - 1)
+                    return
+                del _workers[device]
+    worker.close()

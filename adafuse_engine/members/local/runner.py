@@ -1,0 +1,305 @@
+"""Forwards of one model over the trees of many requests at once. All of it runs on the device's worker thread."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from adafuse_engine.confidence import Distribution
+from adafuse_engine.members.local.attention import Masks
+from adafuse_engine.members.local.kv_cache import SlotCache
+from adafuse_engine.members.local.tokens import Vocabulary
+from adafuse_engine.members.session import Fed
+
+__all__ = ["Feed", "PlainRunner", "Row", "Runner", "Tree", "Want"]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a request needs to know of each distribution: how many top tokens, entropy, word starts."""
+
+    top: int
+    entropy: bool
+    start_mass: bool
+
+
+@dataclass(slots=True)
+class Row:
+    """Logits after one token, kept on the device while children may still be fed: ``[vocabulary]``."""
+
+    logits: Tensor
+    norm: float
+
+
+@dataclass(slots=True)
+class Tree:
+    """One request's state: the prefix's ids in the first columns of a slot, and the round's tokens behind it.
+
+    Node n of the tree (from 1) has its parent in ``parents[n]``, its token in ``tokens[n]``, its distance from
+    the prefix in ``depths[n]``, its column in ``columns[n]``. Node 0 is the prefix's end.
+    """
+
+    want: Want
+    slot: int = -1
+    prefix: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=lambda: [-1])
+    tokens: list[int] = field(default_factory=lambda: [-1])
+    depths: list[int] = field(default_factory=lambda: [0])
+    columns: list[int] = field(default_factory=lambda: [-1])
+    rows: list[Row | None] = field(default_factory=lambda: [None])
+    forward_passes: int = 0
+    tokens_processed: int = 0
+    seconds: float = 0.0
+
+    def ancestors(self, node: int) -> list[int]:
+        """The node and those above it, the root left out."""
+        path = []
+        while node > 0:
+            path.append(node)
+            node = self.parents[node]
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens to feed to one tree: ``parents`` by node number, -1 in a ``prefill``, which extends the prefix."""
+
+    tree: Tree
+    parents: Sequence[int]
+    tokens: Sequence[int]
+    prefill: bool = False
+
+
+class Runner:
+    """A model with its slots. `run` takes one feed per tree and makes one forward of them.
+
+    ``chunk``: most tokens of a prompt that go into one forward, so that a long one can be cancelled and
+    others get their turn.
+    """
+
+    chunk = 512
+
+    def __init__(self, model: PreTrainedModel, vocabulary: Vocabulary) -> None:
+        self.model = model
+        self.device = model.get_input_embeddings().weight.device
+        config = model.config.get_text_config()
+        self.masks = Masks.of(config, model.dtype)
+        self.cache = SlotCache(config.num_hidden_layers)
+        self.size = vocabulary.size - len(vocabulary.banned)
+        self._banned = torch.tensor(sorted(vocabulary.banned), dtype=torch.long, device=self.device)
+        self._ends = torch.tensor(sorted(vocabulary.ends), dtype=torch.long, device=self.device)
+        self._starters = torch.tensor(vocabulary.starters(), dtype=torch.long, device=self.device)
+        names = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in names else "past_key_values"
+
+    # ---- slots
+
+    def open(self, tree: Tree) -> None:
+        """Give the tree a slot."""
+        with torch.inference_mode():
+            tree.slot = self.cache.allocate()
+
+    def close(self, tree: Tree) -> None:
+        """Take the tree's slot back. May be called again."""
+        if tree.slot >= 0:
+            self.cache.release(tree.slot)
+            tree.slot = -1
+        tree.rows = []
+
+    def keep(self, tree: Tree, path: Sequence[int]) -> None:
+        """Make the nodes of ``path`` part of the prefix, drop all others."""
+        if path:
+            with torch.inference_mode():
+                self.move(tree, path)
+            tree.prefix.extend(tree.tokens[n] for n in path)
+            last = path[-1]
+            tree.rows = [tree.rows[last]]
+        tree.parents, tree.tokens, tree.depths, tree.columns = [-1], [-1], [0], [-1]
+
+    def move(self, tree: Tree, path: Sequence[int]) -> None:
+        """Bring the path's columns together behind the prefix."""
+        self.cache.move(tree.slot, [tree.columns[n] for n in path], len(tree.prefix))
+
+    # ---- forwards
+
+    def run(self, feeds: Sequence[Feed]) -> list[list[Fed]]:
+        """One forward over all feeds (of different trees). A prefill gives one result, for its last token."""
+        started = perf_counter()
+        with torch.inference_mode():
+            first = [self._plant(feed) for feed in feeds]
+            logits = self._forward(feeds, first)
+            results = self._read(feeds, first, logits)
+        seconds = perf_counter() - started
+        for feed in feeds:
+            feed.tree.forward_passes += 1
+            feed.tree.tokens_processed += len(feed.tokens)
+            feed.tree.seconds += seconds
+        return results
+
+    def _plant(self, feed: Feed) -> int:
+        """Add the tokens to the tree, or to the prefix; the number of the first."""
+        tree = feed.tree
+        if feed.prefill:
+            start = len(tree.prefix)
+            tree.prefix.extend(feed.tokens)
+            return start
+        start = len(tree.tokens)
+        for parent, token in zip(feed.parents, feed.tokens, strict=True):
+            tree.columns.append(len(tree.prefix) + len(tree.tokens) - 1)
+            tree.parents.append(parent)
+            tree.tokens.append(token)
+            tree.depths.append(tree.depths[parent] + 1)
+            tree.rows.append(None)
+        return start
+
+    def _forward(self, feeds: Sequence[Feed], first: Sequence[int]) -> list[Tensor]:
+        """Logits per feed, ``[tokens, vocabulary]`` in float32; for a prefill its last token's only."""
+        feeds_in_order = sorted(range(len(feeds)), key=lambda i: feeds[i].tree.slot)
+        order = [(feeds[i].tree, feeds[i], first[i]) for i in feeds_in_order]
+        queries = max(len(feed.tokens) for feed in feeds)
+        width = max(len(t.prefix) + len(t.tokens) - 1 for t, _, _ in order)
+        # Padding is written to a column that nobody reads.
+        self.cache.reserve(width + 1)
+        ids = torch.zeros((len(order), queries), dtype=torch.long)
+        positions = torch.zeros((len(order), queries), dtype=torch.long)
+        columns = torch.full((len(order), queries), width, dtype=torch.long)
+        for b, (tree, feed, start) in enumerate(order):
+            n = len(feed.tokens)
+            ids[b, :n] = torch.tensor(feed.tokens)
+            if feed.prefill:
+                positions[b, :n] = columns[b, :n] = torch.arange(start, start + n)
+            else:
+                nodes = range(start, start + n)
+                base = len(tree.prefix) - 1
+                positions[b, :n] = torch.tensor([base + tree.depths[i] for i in nodes])
+                columns[b, :n] = torch.tensor([tree.columns[i] for i in nodes])
+        mask = self.masks.build(order, positions, width, self.device)
+        self.cache.aim([t.slot for t, _, _ in order], columns.to(self.device), width)
+        only_last = all(feed.prefill for feed in feeds) and len({len(f.tokens) for f in feeds}) == 1
+        output = self.model(
+            input_ids=ids.to(self.device),
+            position_ids=positions.to(self.device),
+            attention_mask=mask,
+            use_cache=True,
+            logits_to_keep=1 if only_last else 0,
+            **{self._cache_name: self.cache},
+        ).logits
+        logits: list[Tensor] = [output] * len(feeds)
+        for b, i in enumerate(feeds_in_order):
+            n = len(feeds[i].tokens)
+            rows = output[b, :n]
+            logits[i] = (rows[-1:] if feeds[i].prefill else rows).float()
+        return logits
+
+    def _read(
+        self, feeds: Sequence[Feed], first: Sequence[int], logits: Sequence[Tensor]
+    ) -> list[list[Fed]]:
+        """Logits -> what the requests want to know, computed for all rows together and fetched once."""
+        rows = torch.cat(list(logits)) if len(logits) > 1 else logits[0]
+        rows.index_fill_(1, self._banned, -math.inf)
+        top = min(max(feed.tree.want.top for feed in feeds), rows.shape[1])
+        norms = torch.logsumexp(rows, dim=1)
+        values, ids = torch.topk(rows, top, dim=1)
+        ends = torch.logsumexp(rows.index_select(1, self._ends), dim=1) if len(self._ends) else None
+        columns = [norms, values[:, 0] * 0 - math.inf if ends is None else ends - norms]
+        unknown = torch.full_like(norms, math.nan)
+        starts = any(feed.tree.want.start_mass for feed in feeds)
+        columns.append(
+            torch.logsumexp(rows.index_select(1, self._starters), dim=1) - norms if starts else unknown
+        )
+        entropy = any(feed.tree.want.entropy for feed in feeds)
+        columns.append(_entropy(rows, norms) if entropy else unknown)
+        facts = torch.cat([torch.stack(columns, dim=1), values - norms[:, None]], dim=1).tolist()
+        all_ids: list[list[int]] = ids.tolist()
+
+        results: list[list[Fed]] = []
+        at = 0
+        for feed, start in zip(feeds, first, strict=True):
+            tree, fed = feed.tree, []
+            count = 1 if feed.prefill else len(feed.tokens)
+            for k in range(count):
+                norm, end, begin, spread, *logprobs = facts[at + k]
+                row = Row(rows[at + k], norm)
+                want = tree.want.top
+                distribution = Distribution(
+                    tuple(all_ids[at + k][:want]), tuple(logprobs[:want]), end, begin, spread, self.size
+                )
+                if feed.prefill:
+                    tree.rows[0] = row
+                else:
+                    tree.rows[start + k] = row
+                fed.append(Fed(0.0, distribution))
+            if not feed.prefill:
+                logprobs_of = self._under_parents(tree, start, count)
+                fed = [Fed(lp, f.distribution) for lp, f in zip(logprobs_of, fed, strict=True)]
+            results.append(fed)
+            at += count
+        return results
+
+    def _under_parents(self, tree: Tree, start: int, count: int) -> list[float]:
+        """Each new token's log-probability under its parent."""
+        picked, norms = [], []
+        for node in range(start, start + count):
+            row = tree.rows[tree.parents[node]]
+            if row is None:
+                raise RuntimeError("a parent was not fed before its child")
+            picked.append(row.logits[tree.tokens[node]])
+            norms.append(row.norm)
+        values: list[float] = torch.stack(picked).tolist()
+        return [v - n for v, n in zip(values, norms, strict=True)]
+
+
+class PlainRunner(Runner):
+    """For models that cannot attend to a tree: every token is computed from its whole text, without a cache.
+
+    Slow and always right. Takes the place of `Runner` where the self-check at load finds a difference.
+    """
+
+    chunk = 1 << 62
+
+    def open(self, tree: Tree) -> None:
+        """Nothing is held per request."""
+
+    def move(self, tree: Tree, path: Sequence[int]) -> None:
+        """Nothing to move."""
+
+    def _forward(self, feeds: Sequence[Feed], first: Sequence[int]) -> list[Tensor]:
+        logits = []
+        for feed, start in zip(feeds, first, strict=True):
+            tree = feed.tree
+            texts = (
+                [tree.prefix]
+                if feed.prefill
+                else [
+                    [*tree.prefix, *(tree.tokens[a] for a in reversed(tree.ancestors(n)))]
+                    for n in range(start, start + len(feed.tokens))
+                ]
+            )
+            rows = [plain_logits(self.model, text, self.device) for text in texts]
+            feed.tree.tokens_processed += sum(map(len, texts)) - len(feed.tokens)
+            logits.append(torch.stack(rows))
+        return logits
+
+
+def plain_logits(model: PreTrainedModel, ids: Sequence[int], device: torch.device) -> Tensor:
+    """Logits after the last of ``ids``, by one forward without a cache: ``[vocabulary]`` in float32."""
+    inputs = torch.tensor([list(ids)], device=device)
+    keep: dict[str, Any] = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        keep = {"logits_to_keep": 1}
+    with torch.inference_mode():
+        output: Tensor = model(input_ids=inputs, use_cache=False, **keep).logits
+    return output[0, -1].float()
+
+
+def _entropy(rows: Tensor, norms: Tensor) -> Tensor:
+    logs = rows - norms[:, None]
+    return -(logs.exp() * logs.nan_to_num(neginf=0.0)).sum(dim=1)
