@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from adafuse_engine.config import DecodingConfig
+from adafuse_engine.errors import MemberError
 from adafuse_engine.fusion import Decision, Rules, fuse
 from adafuse_engine.members.base import OutOfRoom, Session
 from adafuse_engine.trace import CandidateTrace, Round, Trace
@@ -109,6 +110,9 @@ class _Decoder:
             return None
         leader = self.voices[self.leader]
         candidate = await leader.session.lead(settings)
+        if not self._all_can_write(candidate):
+            await together(s.sync() for s in self.sessions)
+            return None
         self._words = candidate.words
         return Round(
             index=index,
@@ -184,7 +188,14 @@ class _Decoder:
                 proposers = names.setdefault(candidate.key, [])
                 if voice.name not in proposers:
                     proposers.append(voice.name)
-        return list(found.values()), [tuple(names[key]) for key in found]
+        usable = [key for key, candidate in found.items() if self._all_can_write(candidate)]
+        if not usable:
+            texts = ", ".join(repr(_readable(c.data)) for c in found.values())
+            raise MemberError(f"no candidate ({texts}) can be written by every member's tokenizer")
+        return [found[key] for key in usable], [tuple(names[key]) for key in usable]
+
+    def _all_can_write(self, candidate: Candidate) -> bool:
+        return all(s.can_write(candidate.data) for s in self.sessions)
 
     # ---- both
 

@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeVar, overload
 
+import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig, check_ensemble
@@ -279,8 +280,9 @@ class Engine:
                 written = await decode(voices, settings, trace, emit)
                 usage = tuple(s.usage() for s in opened)
             finally:
-                for session in sessions:
-                    await asyncio.shield(session.close())
+                with anyio.CancelScope(shield=True):
+                    for session in sessions:
+                        await session.close()
         return Completion(
             written.text,
             written.finish_reason,

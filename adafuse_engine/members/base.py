@@ -37,6 +37,10 @@ class Session(Protocol):
         """At the end of the ledger, in [0, 1]. Not to be asked while words are deferred."""
         ...
 
+    def can_write(self, data: bytes) -> bool:
+        """Whether this member has tokens for these bytes; a candidate that some member cannot follow is dropped."""
+        ...
+
     async def propose(self, settings: DecodingConfig, random: Random) -> list[Candidate]:
         """Spans from the end of the ledger: certain words, then branches where certainty ends."""
         ...

@@ -19,8 +19,8 @@ from adafuse_engine.words import first_word_end
 __all__ = ["ScriptedMember"]
 
 _END = 256
+_AND = 257
 _PIECE = regex.compile(r"\s*\S{1,4}|\s+")
-_OTHER = math.log(1e-6)
 
 
 class ScriptedMember:
@@ -34,8 +34,8 @@ class ScriptedMember:
         What it writes, or a function from the prompt's text to that. Chat messages are given to it as lines
         ``role: content`` and a last line ``assistant:``.
     confidence
-        Its margin at every token, in [0, 1): the scripted token has probability (1 + confidence) / 2 and the
-        best other one (1 - confidence) / 2.
+        Its margin at every token, in [0, 1]. The scripted token leads the next best (the word " and") by it;
+        every other token is a little less probable than that.
     context_window
         In tokens of at most four characters.
     delay
@@ -66,12 +66,15 @@ class ScriptedMember:
         self.forwards = 0
         self.prompts: list[str] = []
         self._answer = answer
-        self._sure = (1 + confidence) / 2
+        second = max(0.1 * (1 - confidence), 1e-6)
+        self._scripted = math.log(min(1.0, confidence + second))
+        self._second = math.log(second)
+        self.other = math.log(0.9 * second)
         self._delay = delay
         self._on_forward = on_forward
         self._nan_from = nan_from
-        self._pieces: list[bytes] = [bytes([b]) for b in range(256)] + [b""]
-        self._ids: dict[bytes, int] = {p: i for i, p in enumerate(self._pieces[:256])}
+        self._pieces: list[bytes] = [bytes([b]) for b in range(256)] + [b"", b" and"]
+        self._ids: dict[bytes, int] = {p: i for i, p in enumerate(self._pieces) if i != _END}
 
     # ---- Alphabet
 
@@ -83,6 +86,10 @@ class ScriptedMember:
     def bytes_of(self, token: int) -> bytes:
         """What the token writes."""
         return self._pieces[token]
+
+    def can_write(self, data: bytes) -> bool:
+        """It has a token for every byte."""
+        return True
 
     def encode(self, data: bytes) -> list[int]:
         """Pieces of up to four characters, each with the whitespace before it; single bytes if not UTF-8."""
@@ -142,14 +149,12 @@ class ScriptedMember:
         return self._nan_from is not None and number >= self._nan_from
 
     def after(self, answer: bytes, written: bytes) -> dict[int, float]:
-        """Log-probabilities of the tokens that may follow ``written``; all others have `_OTHER`."""
+        """Log-probabilities of the most probable tokens after ``written``, best first; others: ``other``."""
         rest = answer[len(written) :] if answer.startswith(written) else _from_word(answer, written)
         token = self.encode(rest)[0] if rest else _END
-        second = _END if token != _END else self.encode(b" and")[0]
-        third = self.encode(b" or")[0]
-        left = 1 - self._sure
-        likely = {token: self._sure, second: left * (1 - 2e-6), third: left * 1e-6}
-        return {t: math.log(max(p, 1e-12)) for t, p in likely.items()}
+        return {token: self._scripted} | ({_AND: self._second} if token != _AND else {}) | (
+            {_END: self.other} if token != _END else {}
+        )
 
 
 class _ScriptedSequence:
@@ -176,7 +181,7 @@ class _ScriptedSequence:
         for parent, token in zip(parents, tokens, strict=True):
             before = self._written[parent]
             self._written.append(before + self._member.bytes_of(token))
-            logprob = self._member.after(self._answer, before).get(token, _OTHER)
+            logprob = self._member.after(self._answer, before).get(token, self._member.other)
             fed.append(Fed(math.nan if nan else logprob, self._distribution(self._written[-1], nan)))
         return fed
 
@@ -190,15 +195,15 @@ class _ScriptedSequence:
 
     def _distribution(self, written: bytes, nan: bool) -> Distribution:
         likely = self._member.after(self._answer, written)
-        ranked = sorted(likely.items(), key=lambda item: -item[1])
-        spaced = [lp for t, lp in ranked if t == _END or self._member.bytes_of(t)[:1].isspace()]
-        entropy = -math.fsum(math.exp(lp) * lp for _, lp in ranked)
+        logprobs = [math.nan if nan else lp for lp in likely.values()]
+        first = next(iter(likely))
+        starts_word = first == _END or self._member.bytes_of(first)[:1].isspace()
         return Distribution(
-            tuple(t for t, _ in ranked),
-            tuple(math.nan if nan else lp for _, lp in ranked),
-            math.nan if nan else likely.get(_END, _OTHER),
-            math.nan if nan else math.log(min(1.0, math.fsum(map(math.exp, spaced)) or 1e-6)),
-            entropy,
+            tuple(likely),
+            tuple(logprobs),
+            math.nan if nan else likely.get(_END, self._member.other),
+            math.nan if nan else 0.0 if starts_word else likely[_END],
+            -math.fsum(math.exp(lp) * lp for lp in likely.values()),
             1000,
         )
 

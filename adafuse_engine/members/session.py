@@ -36,6 +36,10 @@ class Alphabet(Protocol):
         """What the token writes."""
         ...
 
+    def can_write(self, data: bytes) -> bool:
+        """Whether there are tokens for all of ``data``."""
+        ...
+
     def encode(self, data: bytes) -> list[int]:
         """Tokens that write exactly ``data``, as a continuation: no prefix space, no special tokens."""
         ...
@@ -147,6 +151,10 @@ class TokenSession:
     def confidence(self, kind: ConfidenceKind) -> float:
         """At the end of the ledger, in [0, 1]."""
         return confidence(self._at(ROOT), kind)
+
+    def can_write(self, data: bytes) -> bool:
+        """Whether this member has tokens for these bytes."""
+        return self._alphabet.can_write(data)
 
     def usage(self) -> MemberUsage:
         """What the request cost so far."""

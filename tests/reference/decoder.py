@@ -1,7 +1,7 @@
 """The method, written as plainly as it can be: the oracle that the engine must equal in float32.
 
-Every distribution is computed from a member's whole text, one text at a time. No KV, no batching, no tree, no
-bounds. It shares with the engine only what has tests of its own: where words end, the bytes of tokens, and the
+Every distribution is computed from a member's whole text, one text at a time (and remembered by that text, to
+keep the tests short). No KV, no batching, no tree, no bounds. It shares with the engine only what has tests of its own: where words end, the bytes of tokens, and the
 draws of the sampling strategies. Everything else is written again here.
 """
 
@@ -29,12 +29,20 @@ class Reference:
     ids: list[int]
     weight: float = 1.0
     own: dict = field(default_factory=dict)
+    known: dict = field(default_factory=dict)
 
     def logprobs(self, extra):
-        """Log-probabilities of every token after the text and ``extra``; the only place a model runs."""
-        ids = torch.tensor([[*self.ids, *extra]])
+        """Log-probabilities of every token after the text and ``extra``."""
+        text = (*self.ids, *extra)
+        if text not in self.known:
+            self.known[text] = self.forward(text)
+        return self.known[text]
+
+    def forward(self, text):
+        """The only place a model runs."""
+        ids = torch.tensor([text])
         with torch.no_grad():
-            row = self.model(input_ids=ids, use_cache=False).logits[0, -1].double()
+            row = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].double()
         row[list(self.vocabulary.banned)] = -math.inf
         return torch.log_softmax(row, 0)
 

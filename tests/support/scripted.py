@@ -17,6 +17,11 @@ HARD_TEXT = (
     "你好，世界。这是一个测试。 👩🏽‍💻🎉 fin"
 )
 
+ENDLESS: dict[str, Any] = {"answer": " word and another one" * 500, "context_window": 100_000, "delay": 0.01}
+"""For `Make`: an answer that takes longer to write than `wait_for` waits, given ``max_tokens=NO_LIMIT``."""
+
+NO_LIMIT = 100_000
+
 Make = Callable[..., tuple[Engine, ScriptedMember, ScriptedMember]]
 
 
@@ -51,7 +56,7 @@ def script_loading(
     return loaded
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     """Wait for the engine's thread."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -60,7 +65,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.005)
 
 
-async def await_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def await_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     """`wait_for` that leaves the event loop free."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -65,6 +65,7 @@ class Vocabulary:
             if data and token not in ends:
                 self._ids.setdefault(data, token)
         self._longest = max(map(len, self._ids), default=0)
+        self.unwritable = frozenset(b for b in range(256) if bytes([b]) not in self._ids)
         self._memo: dict[bytes, list[int]] = {}
         self._check(name, tokenizer)
 
@@ -80,8 +81,12 @@ class Vocabulary:
             if i in self.ends or data[:4].decode("utf-8", "ignore")[:1].isspace()
         ]
 
+    def can_write(self, data: bytes) -> bool:
+        """Whether there are tokens for all of ``data``; a few control characters have none in some tokenizers."""
+        return not self.unwritable or self.unwritable.isdisjoint(data) or self._encode_text(data) is not None
+
     def encode(self, data: bytes) -> list[int]:
-        """Tokens that write exactly ``data`` after any text."""
+        """Tokens that write exactly ``data`` after any text; it must be what `can_write` allows."""
         ids = self._memo.get(data)
         if ids is None:
             ids = self._encode_text(data)
@@ -123,14 +128,15 @@ class Vocabulary:
             # Decoders of the SentencePiece kind drop the space that their encoder would have put in front.
             if shown not in (sample, sample.removeprefix(" ")):
                 raise _no_round_trip(name, sample, shown)
-        if missing := [b for b in range(256) if bytes([b]) not in self._ids and b not in _NEVER_IN_UTF8]:
+        if missing := self.unwritable & _NEEDED:
             raise TokenizerError(
-                f"{name}: its tokenizer has no token for the byte 0x{missing[0]:02x}, so it cannot follow "
+                f"{name}: its tokenizer has no token for the byte 0x{min(missing):02x}, so it cannot follow "
                 "every text another member may write; choose a model with byte-level BPE or byte fallback"
             )
 
 
-_NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
+# What texts are made of: tab, newline, printable ASCII, and the bytes of UTF-8 up to emoji.
+_NEEDED = frozenset({0x09, 0x0A, *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1)})
 
 
 def _no_round_trip(name: str, sample: str, got: str) -> TokenizerError:

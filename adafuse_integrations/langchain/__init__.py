@@ -1,0 +1,9 @@
+"""LangChain: an ensemble as an LLM. Needs ``pip install 'adafuse-integrations[langchain]'``."""
+
+from adafuse_integrations._shared import require
+
+require("langchain_core", "langchain-core", extra="langchain")
+
+from adafuse_integrations.langchain.llm import AdaFuseLLM  # noqa: E402 - after the check above
+
+__all__ = ["AdaFuseLLM"]
