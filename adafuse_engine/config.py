@@ -83,7 +83,7 @@ def _config_error(model: type[BaseModel], error: ValidationError) -> ConfigError
 
 def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """Field names of the (nested) model that ``loc`` leads to."""
-    nested = {"members": MemberConfig, "decoding": DecodingConfig}
+    nested: dict[str, type[BaseModel]] = {"members": MemberConfig, "decoding": DecodingConfig}
     for part in loc:
         model = nested.get(str(part), model)
     return list(model.model_fields)

@@ -52,9 +52,7 @@ async def decode(
 
 
 class _Decoder:
-    def __init__(
-        self, voices: Sequence[Voice], settings: DecodingConfig, trace: Trace, emit: Emit
-    ) -> None:
+    def __init__(self, voices: Sequence[Voice], settings: DecodingConfig, trace: Trace, emit: Emit) -> None:
         self.voices = voices
         self.sessions = [v.session for v in voices]
         self.settings = settings

@@ -9,7 +9,7 @@ import queue
 import secrets
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeVar, overload
@@ -102,7 +102,7 @@ class Engine:
             if name not in DecodingConfig.model_fields:
                 raise UnknownArgumentError(name, {*DecodingConfig.model_fields, *EngineConfig.model_fields})
         decoding = ours.pop("decoding", DecodingConfig()).override(**options)
-        return cls(EngineConfig(members=models, decoding=decoding, **ours))
+        return cls(EngineConfig(**{**ours, "members": list(models), "decoding": decoding}))
 
     @classmethod
     def shared(cls, config: EngineConfig) -> Engine:
@@ -170,7 +170,7 @@ class Engine:
         settings = self.check_options(**options)
         return await asyncio.wrap_future(self._submit(self._run, prompt, settings, None))
 
-    def stream(self, prompt: Prompts, **options: Any) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompts, **options: Any) -> Generator[Chunk, None, None]:
         """Answer one prompt piece by piece. Closing the iterator stops the engine within one forward."""
         settings = self.check_options(**options)
         inbox: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
@@ -184,7 +184,7 @@ class Engine:
         finally:
             future.cancel()
 
-    async def astream(self, prompt: Prompts, **options: Any) -> AsyncIterator[Chunk]:
+    async def astream(self, prompt: Prompts, **options: Any) -> AsyncGenerator[Chunk, None]:
         """`stream` for async callers. Closing it or cancelling its task stops the engine."""
         settings = self.check_options(**options)
         loop = asyncio.get_running_loop()
@@ -253,6 +253,9 @@ class Engine:
             if self._closed:
                 raise EngineClosedError from error
             raise
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
 
     async def _run(
         self, prompt: Prompts, settings: DecodingConfig, put: Callable[[Chunk], None] | None
@@ -270,13 +273,8 @@ class Engine:
                 return session
 
             try:
-                opened = await together(
-                    enter(m, p) for m, p in zip(self._members, prompts, strict=True)
-                )
-                voices = [
-                    Voice(m.name, w, s)
-                    for m, w, s in zip(self._members, self.weights, opened, strict=True)
-                ]
+                opened = await together(enter(m, p) for m, p in zip(self._members, prompts, strict=True))
+                voices = [Voice(m.name, w, s) for m, w, s in zip(self._members, self.weights, opened, strict=True)]
                 written = await decode(voices, settings, trace, emit)
                 usage = tuple(s.usage() for s in opened)
             finally:
@@ -338,7 +336,7 @@ def _shut(stack: contextlib.ExitStack, members: Sequence[Member]) -> None:
         member.close()
 
 
-class _Closing(Exception):  # noqa: N818 - never seen outside
+class _Closing(Exception):
     """Makes the portal cancel its tasks."""
 
 

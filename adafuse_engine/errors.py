@@ -146,6 +146,4 @@ class MissingExtraError(AdaFuseError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         self.extra = extra
-        super().__init__(
-            f"{package} is not installed; run: pip install 'adafuse-integrations[{extra}]'"
-        )
+        super().__init__(f"{package} is not installed; run: pip install 'adafuse-integrations[{extra}]'")

@@ -113,8 +113,7 @@ def _finite(score: Score) -> bool:
 
 def _mean_nll(candidates: Sequence[Candidate], panel: _Panel) -> list[float]:
     return [
-        panel.mix([row[c].total / max(1, row[c].tokens) for row in panel.scores])
-        for c in range(len(candidates))
+        panel.mix([row[c].total / max(1, row[c].tokens) for row in panel.scores]) for c in range(len(candidates))
     ]
 
 

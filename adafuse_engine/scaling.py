@@ -34,9 +34,7 @@ def tokens_needed(settings: DecodingConfig, end_tokens: int) -> int:
     return SAMPLED_FROM
 
 
-def first_tokens(
-    distribution: Distribution, ends: Set[int], settings: DecodingConfig, random: Random
-) -> list[int]:
+def first_tokens(distribution: Distribution, ends: Set[int], settings: DecodingConfig, random: Random) -> list[int]:
     """First tokens of the branches, at most ``settings.branches``, the most probable first.
 
     ``random`` is drawn from by the sampling strategies alone.

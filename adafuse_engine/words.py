@@ -14,9 +14,7 @@ __all__ = ["ends_by_itself", "first_word_end", "incomplete_suffix", "starts_with
 
 _SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 # `\b` under (?w) is the default word boundary of UAX 29; it counts only beside a script without spaces.
-_WORD = regex.compile(
-    rf"\s*+\S(?:(?!\s|(?w:\b)(?:(?={_SPACELESS})|(?<={_SPACELESS})))\S)*+"
-)
+_WORD = regex.compile(rf"\s*+\S(?:(?!\s|(?w:\b)(?:(?={_SPACELESS})|(?<={_SPACELESS})))\S)*+")
 
 
 def incomplete_suffix(data: bytes) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
@@ -56,19 +56,13 @@ class EnsembleFields(BaseModel):
         default=None, exclude=True, repr=False, description="A ready engine, in place of `models`."
     )
     preset: str | None = Field(default=None, description="`default` or `paper`: the method as a whole.")
-    threshold: float | None = Field(
-        default=None, description="Confidence at or above which a member is certain."
-    )
-    max_tokens: int | None = Field(
-        default=None, description="Most tokens to write, counted by the first member."
-    )
+    threshold: float | None = Field(default=None, description="Confidence at or above which a member is certain.")
+    max_tokens: int | None = Field(default=None, description="Most tokens to write, counted by the first member.")
     temperature: float | None = Field(
         default=None, description="0 takes the best candidate, above 0 draws among them."
     )
     seed: int | None = Field(default=None, description="Makes draws repeatable.")
-    stop: list[str] | None = Field(
-        default=None, description="Strings that end the text and are left out of it."
-    )
+    stop: list[str] | None = Field(default=None, description="Strings that end the text and are left out of it.")
     decoding: dict[str, Any] = Field(
         default_factory=dict, description="Any other field of `adafuse_engine.DecodingConfig`, by name."
     )
@@ -187,15 +181,11 @@ def _members(models: Sequence[str | MemberConfig]) -> tuple[MemberConfig, ...]:
     return tuple(MemberConfig(model=m) if isinstance(m, str) else m for m in models)
 
 
-def stream(
-    engine: Engine, prompt: Prompts, settings: DecodingConfig
-) -> closing[Generator[Chunk, None, None]]:
+def stream(engine: Engine, prompt: Prompts, settings: DecodingConfig) -> closing[Generator[Chunk, None, None]]:
     """The engine's stream, closed when the ``with`` block ends."""
-    return closing(cast("Generator[Chunk, None, None]", engine.stream(prompt, **settings.model_dump())))
+    return closing(engine.stream(prompt, **settings.model_dump()))
 
 
-def astream(
-    engine: Engine, prompt: Prompts, settings: DecodingConfig
-) -> aclosing[AsyncGenerator[Chunk, None]]:
+def astream(engine: Engine, prompt: Prompts, settings: DecodingConfig) -> aclosing[AsyncGenerator[Chunk, None]]:
     """`stream` for async callers."""
-    return aclosing(cast("AsyncGenerator[Chunk, None]", engine.astream(prompt, **settings.model_dump())))
+    return aclosing(engine.astream(prompt, **settings.model_dump()))

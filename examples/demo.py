@@ -110,9 +110,7 @@ def langchain_chain(engine: Engine, sections: Sequence[Section], model: MiniLM) 
     retriever = store.as_retriever(search_kwargs={"k": PASSAGES})
     prompt = PromptTemplate.from_template(TEMPLATE)
     llm = LangChainAdaFuse(engine=engine, **OPTIONS)
-    return (
-        {"context": retriever | _join, "question": RunnablePassthrough()} | prompt | llm | StrOutputParser()
-    )
+    return {"context": retriever | _join, "question": RunnablePassthrough()} | prompt | llm | StrOutputParser()
 
 
 def llama_index_engine(engine: Engine, sections: Sequence[Section], model: MiniLM) -> BaseQueryEngine:
@@ -127,9 +125,7 @@ def llama_index_engine(engine: Engine, sections: Sequence[Section], model: MiniL
     template = IndexPromptTemplate(
         TEMPLATE, template_var_mappings={"context_str": "context", "query_str": "question"}
     )
-    return index.as_query_engine(
-        llm=llm, streaming=True, similarity_top_k=PASSAGES, text_qa_template=template
-    )
+    return index.as_query_engine(llm=llm, streaming=True, similarity_top_k=PASSAGES, text_qa_template=template)
 
 
 def ask_langchain(chain: Runnable[str, str], question: str, printer: WordPrinter) -> str:
@@ -157,9 +153,7 @@ def _join(documents: Sequence[Document]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--question", action="append", help="ask this instead; may be repeated")
     parser.add_argument("--plain", action="store_true", help="no colours")
     args = parser.parse_args()

@@ -33,9 +33,7 @@ class MiniLM:
     def embed(self, texts: list[str]) -> list[list[float]]:
         if not texts:
             return []
-        batch = self._tokenizer(
-            texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
-        )
+        batch = self._tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
         hidden = self._model(**batch).last_hidden_state
         mask = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
         mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1)

@@ -38,10 +38,10 @@ def has_cuda() -> bool:
 
 @functools.cache
 def missing_models() -> tuple[str, ...]:
-    """The packaged models that are not in the cache, ready to load."""
+    """The packaged models that are not in the cache."""
     from adafuse_engine import bundled
 
-    return tuple(name for name in bundled.NAMES if not bundled.is_ready(name))
+    return tuple(name for name in bundled.NAMES if not bundled.is_fetched(name))
 
 
 def models_required() -> bool:

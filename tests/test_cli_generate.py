@@ -139,9 +139,7 @@ def test_no_colour_is_written_to_what_is_no_terminal() -> None:
 
 
 def test_trace_has_one_line_per_fused_round_with_proposers_and_scores() -> None:
-    def candidate(
-        text: str, end: bool, who: list[str], a: float | None, b: float, score: float
-    ) -> dict[str, Any]:
+    def candidate(text: str, end: bool, who: list[str], a: float | None, b: float, score: float) -> dict[str, Any]:
         return {"text": text, "end": end, "proposers": who, "scores": {"a": a, "b": b}, "score": score}
 
     rounds = [

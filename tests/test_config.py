@@ -40,11 +40,11 @@ def test_overriding_nothing_changes_nothing():
 
 
 def test_an_unknown_argument_names_the_nearest():
-    with pytest.raises(UnknownArgumentError, match="'tresh'.*'threshold'"):
+    with pytest.raises(UnknownArgumentError, match=r"'tresh'.*'threshold'"):
         DecodingConfig(tresh=0.5)
-    with pytest.raises(UnknownArgumentError, match="'max_new_tokens'.*'max_.*tokens'"):
+    with pytest.raises(UnknownArgumentError, match=r"'max_new_tokens'.*'max_.*tokens'"):
         DecodingConfig().override(max_new_tokens=5)
-    with pytest.raises(UnknownArgumentError, match="'wieght'.*'weight'"):
+    with pytest.raises(UnknownArgumentError, match=r"'wieght'.*'weight'"):
         EngineConfig(members=[{"model": "a", "wieght": 2}])
 
 

@@ -235,7 +235,7 @@ def test_prompts_per_member_name_every_member_and_no_other():
     with engine:
         with pytest.raises(InvalidArgumentError, match="no prompt for 'b'"):
             engine.generate({"a": "x"})
-        with pytest.raises(UnknownArgumentError, match="'bb'.*'b'"):
+        with pytest.raises(UnknownArgumentError, match=r"'bb'.*'b'"):
             engine.generate({"a": "x", "bb": "x"})
 
 
@@ -260,7 +260,7 @@ def test_an_unknown_argument_is_refused_before_anything_runs():
     engine, a = make()
     with engine:
         for call in (engine.generate, lambda *x, **k: next(engine.stream(*x, **k)), engine.generate_batch):
-            with pytest.raises(UnknownArgumentError, match="'max_new_tokens'"):
+            with pytest.raises(UnknownArgumentError, match=r"'max_new_tokens'"):
                 call("x", max_new_tokens=5)
     assert a.forwards == 0
 

@@ -23,7 +23,12 @@ def score(*cumulative, tokens=1, boundary=None, end=None):
 def decide(candidates, scores, rule, *, weights=None, confidences=None, **options):
     n = len(scores)
     return fuse(
-        candidates, scores, weights or [1 / n] * n, confidences or [1.0] * n, Rules(rule, **options), Random(0)
+        candidates,
+        scores,
+        weights or [1 / n] * n,
+        confidences or [1.0] * n,
+        Rules(rule, **options),
+        Random(0),
     )
 
 

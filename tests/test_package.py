@@ -28,9 +28,7 @@ def test_import_loads_neither_torch_nor_a_framework(package: str) -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize(
-    ("adapter", "other"), [("langchain", "llama_index"), ("llama_index", "langchain_core")]
-)
+@pytest.mark.parametrize(("adapter", "other"), [("langchain", "llama_index"), ("llama_index", "langchain_core")])
 def test_import_of_an_adapter_loads_only_its_own_framework(adapter: str, other: str) -> None:
     done = run_python(f"import sys, adafuse_integrations.{adapter}; print({other!r} in sys.modules)")
     assert done.returncode == 0, done.stderr

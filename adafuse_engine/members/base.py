@@ -12,7 +12,7 @@ from adafuse_engine.types import Candidate, MemberUsage, Prompt, Score
 __all__ = ["Member", "OutOfRoom", "Session"]
 
 
-class OutOfRoom(Exception):  # noqa: N818 - a signal between members and the loop, no error for users
+class OutOfRoom(Exception):
     """A member's context window is full: the text ends here, by length."""
 
 

@@ -152,8 +152,10 @@ class ScriptedMember:
         """Log-probabilities of the most probable tokens after ``written``, best first; others: ``other``."""
         rest = answer[len(written) :] if answer.startswith(written) else _from_word(answer, written)
         token = self.encode(rest)[0] if rest else _END
-        return {token: self._scripted} | ({_AND: self._second} if token != _AND else {}) | (
-            {_END: self.other} if token != _END else {}
+        return (
+            {token: self._scripted}
+            | ({_AND: self._second} if token != _AND else {})
+            | ({_END: self.other} if token != _END else {})
         )
 
 

@@ -256,9 +256,7 @@ def _closing(events: Generator[R, None, None], source: Generator[R, None, None])
         yield from events
 
 
-async def _aclosing(
-    events: AsyncGenerator[R, None], source: AsyncGenerator[R, None]
-) -> AsyncGenerator[R, None]:
+async def _aclosing(events: AsyncGenerator[R, None], source: AsyncGenerator[R, None]) -> AsyncGenerator[R, None]:
     async with aclosing(source), aclosing(events):
         async for response in events:
             yield response

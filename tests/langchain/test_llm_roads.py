@@ -80,9 +80,7 @@ async def test_bound_stop_string_ends_the_text(make_engine: Make, road: Road) ->
 
 
 @roads
-async def test_stop_strings_of_a_call_come_on_top_of_the_configured_ones(
-    make_engine: Make, road: Road
-) -> None:
+async def test_stop_strings_of_a_call_come_on_top_of_the_configured_ones(make_engine: Make, road: Road) -> None:
     engine, *_ = make_engine(" one two three four")
     llm = AdaFuseLLM(engine=engine, stop=[" three"])
     assert await road(llm, "Q:") == " one two"
@@ -100,9 +98,7 @@ async def test_settings_of_a_call_hold_for_that_call_only(make_engine: Make, roa
 
 
 @roads
-async def test_unknown_argument_of_a_call_is_refused_with_the_nearest_name(
-    make_engine: Make, road: Road
-) -> None:
+async def test_unknown_argument_of_a_call_is_refused_with_the_nearest_name(make_engine: Make, road: Road) -> None:
     engine, a, _ = make_engine()
     with pytest.raises(UnknownArgumentError, match="did you mean 'max_tokens'"):
         await road(AdaFuseLLM(engine=engine), "Q:", max_token=3)

@@ -151,9 +151,7 @@ def test_wrong_construction_is_refused_at_once() -> None:
         AdaFuseLLM()
 
 
-def test_dump_and_repr_hold_no_engine_and_make_the_llm_again(
-    make_engine: Make, loaded: list[EngineConfig]
-) -> None:
+def test_dump_and_repr_hold_no_engine_and_make_the_llm_again(make_engine: Make, loaded: list[EngineConfig]) -> None:
     engine, *_ = make_engine()
     ready = AdaFuseLLM(engine=engine, threshold=0.5)
     assert "Engine(" not in repr(ready) + ready.to_json()

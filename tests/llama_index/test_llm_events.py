@@ -68,9 +68,7 @@ async def call(llm: AdaFuseLLM, method: str) -> None:
                 pass
 
 
-METHODS = [
-    f"{a}{stream}{kind}" for kind in ("complete", "chat") for a in ("", "a") for stream in ("", "stream_")
-]
+METHODS = [f"{a}{stream}{kind}" for kind in ("complete", "chat") for a in ("", "a") for stream in ("", "stream_")]
 methods = pytest.mark.parametrize("method", METHODS)
 
 

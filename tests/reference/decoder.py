@@ -1,8 +1,9 @@
 """The method, written as plainly as it can be: the oracle that the engine must equal in float32.
 
 Every distribution is computed from a member's whole text, one text at a time (and remembered by that text, to
-keep the tests short). No KV, no batching, no tree, no bounds. It shares with the engine only what has tests of its own: where words end, the bytes of tokens, and the
-draws of the sampling strategies. Everything else is written again here.
+keep the tests short). No KV, no batching, no tree, no bounds. It shares with the engine only what has tests of
+its own: where words end, the bytes of tokens, and the draws of the sampling strategies. Everything else is
+written again here.
 """
 
 from __future__ import annotations
@@ -195,9 +196,9 @@ def decode(members, s, seed=0):
         for m in members:
             m.own = {}
         sure = [confidence(m.logprobs([]), s.confidence) for m in members]
-        if s.gate == "any_certain":
-            if not (s.catch_up == "lazy" and leader is not None and sure[leader] >= s.threshold):
-                leader = sure.index(max(sure)) if max(sure) >= s.threshold else None
+        stays = s.catch_up == "lazy" and leader is not None and sure[leader] >= s.threshold
+        if s.gate == "any_certain" and not stays:
+            leader = sure.index(max(sure)) if max(sure) >= s.threshold else None
         if leader is not None:
             words, _, _, ended = certain_words(members[leader], s)
         else:

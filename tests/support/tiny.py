@@ -197,7 +197,9 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
 def member(kind: str = "llama", name: str | None = None, seed: int = 0, **options: Any) -> LocalMember:
     """A member on a tiny model of its own."""
     return LocalMember(
-        MemberConfig(model=kind, name=name or f"{kind}{seed}"), local_model(kind, seed, **options), progress=False
+        MemberConfig(model=kind, name=name or f"{kind}{seed}"),
+        local_model(kind, seed, **options),
+        progress=False,
     )
 
 

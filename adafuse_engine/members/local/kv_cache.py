@@ -34,9 +34,7 @@ class _SlotLayer(CacheLayerMixin):
         self.values = value_states.new_zeros((slots, value_states.shape[1], length, value_states.shape[3]))
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         return (

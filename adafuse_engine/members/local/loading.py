@@ -19,7 +19,13 @@ from transformers.utils import logging as transformers_logging
 
 from adafuse_engine import bundled
 from adafuse_engine.config import MemberConfig
-from adafuse_engine.errors import AdaFuseError, InvalidArgumentError, LoadError, ModelFormatError, ModelNotFoundError
+from adafuse_engine.errors import (
+    AdaFuseError,
+    InvalidArgumentError,
+    LoadError,
+    ModelFormatError,
+    ModelNotFoundError,
+)
 from adafuse_engine.members.local.gguf import converted
 
 __all__ = ["LoadedModel", "load", "source_of"]

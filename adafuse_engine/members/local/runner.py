@@ -199,9 +199,7 @@ class Runner:
             logits[i] = (rows[-1:] if feeds[i].prefill else rows).float()
         return logits
 
-    def _read(
-        self, feeds: Sequence[Feed], first: Sequence[int], logits: Sequence[Tensor]
-    ) -> list[list[Fed]]:
+    def _read(self, feeds: Sequence[Feed], first: Sequence[int], logits: Sequence[Tensor]) -> list[list[Fed]]:
         """Logits -> what the requests want to know, computed for all rows together and fetched once."""
         rows = torch.cat(list(logits)) if len(logits) > 1 else logits[0]
         rows.index_fill_(1, self._banned, -math.inf)
@@ -212,9 +210,7 @@ class Runner:
         columns = [norms, values[:, 0] * 0 - math.inf if ends is None else ends - norms]
         unknown = torch.full_like(norms, math.nan)
         starts = any(feed.tree.want.start_mass for feed in feeds)
-        columns.append(
-            torch.logsumexp(rows.index_select(1, self._starters), dim=1) - norms if starts else unknown
-        )
+        columns.append(torch.logsumexp(rows.index_select(1, self._starters), dim=1) - norms if starts else unknown)
         entropy = any(feed.tree.want.entropy for feed in feeds)
         columns.append(_entropy(rows, norms) if entropy else unknown)
         facts = torch.cat([torch.stack(columns, dim=1), values - norms[:, None]], dim=1).tolist()

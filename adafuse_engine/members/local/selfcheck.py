@@ -1,4 +1,4 @@
-"""A check at load: does this model give the same logits for a tree as for plain texts?"""
+"""A check at load: that a model gives the same logits for a tree as for plain texts."""
 
 from __future__ import annotations
 

@@ -44,9 +44,7 @@ class Vocabulary:
     Raises `TokenizerError` if the tokenizer does not round-trip.
     """
 
-    def __init__(
-        self, name: str, tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], size: int
-    ) -> None:
+    def __init__(self, name: str, tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], size: int) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise TokenizerError(

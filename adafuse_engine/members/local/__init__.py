@@ -1,0 +1,1 @@
+"""Members on local weights: the only place that imports torch and transformers."""
