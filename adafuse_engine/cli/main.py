@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -33,7 +33,10 @@ def options(
 ) -> None:
     """Several language models answer as one, word by word."""
     if show_version:
-        print(version("adafuse-integrations"))
+        try:
+            print(version("adafuse-integrations"))
+        except PackageNotFoundError:
+            print("unknown: run from a checkout that is not installed")
         raise typer.Exit
     if verbose:
         logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)

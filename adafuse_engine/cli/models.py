@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from adafuse_engine.bundled import MODELS, PREFIX, bundled, is_fetched
+from adafuse_engine.bundled import MODELS, PREFIX, BundledModel, bundled, fetch, is_fetched
 from adafuse_engine.cache import cache_folder
 from adafuse_engine.errors import InvalidArgumentError
+from adafuse_engine.members.local.gguf import converted, is_converted
 
 __all__ = ["app"]
 
@@ -23,35 +24,30 @@ def list_models(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the packaged models and whether they are in the cache."""
-    rows = [
-        {
-            "name": PREFIX + model.name,
-            "title": model.title,
-            "licence": model.licence,
-            "megabytes": model.megabytes,
-            "fetched": is_fetched(model.name),
-        }
-        for model in MODELS.values()
-    ]
+    states = {model: _state(model) for model in MODELS.values()}
     if json_:
+        rows = [
+            {
+                "name": PREFIX + model.name,
+                "title": model.title,
+                "licence": model.licence,
+                "megabytes": model.megabytes,
+                "state": state,
+            }
+            for model, state in states.items()
+        ]
         print(json.dumps(rows))
         return
-    table = Table("Name", "Model", "Licence", "MB", "Fetched")
-    for row in rows:
-        table.add_row(
-            str(row["name"]),
-            str(row["title"]),
-            str(row["licence"]),
-            str(row["megabytes"]),
-            "yes" if row["fetched"] else "no",
-        )
+    table = Table(Column("Name", no_wrap=True), "Model", "Licence", Column("MB", justify="right"), "State")
+    for model, state in states.items():
+        table.add_row(PREFIX + model.name, model.title, model.licence, str(model.megabytes), state)
     console = Console()
     console.print(table)
     console.print(f"cache: {cache_folder()}", soft_wrap=True)
 
 
-@app.command()
-def fetch(
+@app.command("fetch")
+def fetch_models(
     names: Annotated[list[str] | None, typer.Argument(help="Which models, as bundled:NAME or NAME.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
 ) -> None:
@@ -59,9 +55,13 @@ def fetch(
     chosen = list(MODELS) if all_ else [bundled(name).name for name in names or []]
     if not chosen:
         raise InvalidArgumentError(f"which model? give a name ({', '.join(MODELS)}) or --all")
-    # Imports torch, which listing does without.
-    from adafuse_engine.members.local.loading import source_of
-
     for name in chosen:
-        source_of(PREFIX + name)
+        converted(fetch(name))
         print(f"{PREFIX}{name}: ready")
+
+
+def _state(model: BundledModel) -> str:
+    """``absent``, ``fetched`` (its first use still converts it) or ``ready``."""
+    if not is_fetched(model.name):
+        return "absent"
+    return "ready" if is_converted(fetch(model.name, progress=False)) else "fetched"

@@ -8,36 +8,44 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-from tokenizers import processors
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-
 from adafuse_engine.cache import build_once, cache_folder, is_whole, sha256_of
-from adafuse_engine.errors import AdaFuseError, ModelFormatError
+from adafuse_engine.errors import LoadError, ModelFormatError, ModelNotFoundError
 from adafuse_engine.progress import track
+
+# torch is imported where a file has to be converted: to see that it was takes no second.
 
 __all__ = ["converted", "is_converted"]
 
-VERSION = 1
+VERSION = 2
 
 # A file names one end token; models were trained with these as well, and llama.cpp ends a text at any of them.
-ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end_of_text|>", "</s>")
+ENDS = (
+    *("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|end_of_text|>"),
+    *("<|end_of_turn|>", "<|return|>", "<turn|>", "</s>"),
+)
+
+# In the metadata's list of token types. Where such a token's text is an ordinary one (Gemma's "</s>", for
+# text struck through), the type is another.
+CONTROL = 3
 
 
 def converted(path: Path, *, progress: bool = True) -> Path:
     """The folder that holds the converted model.
 
-    Raises `ModelFormatError` if the file is no readable GGUF.
+    Raises `ModelNotFoundError`, or `ModelFormatError` if the file is no readable GGUF.
     """
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic != b"GGUF":
-        raise ModelFormatError(f"{path} is no GGUF file (it starts with {magic!r}); fetch or export it again")
-    folder = cache_folder() / "converted" / _key(path)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+        if magic != b"GGUF":
+            raise ModelFormatError(f"{path} is no GGUF file (it starts with {magic!r}); fetch or export it again")
+        folder = cache_folder() / "converted" / _key(path)
+    except OSError as error:
+        raise ModelNotFoundError(f"{path} cannot be read: {error.strerror}; check the path") from error
     return build_once(folder, lambda scratch: _convert(path, scratch, progress))
 
 
@@ -57,37 +65,66 @@ def _key(path: Path) -> str:
         digest = ""
     if len(digest) != 64:
         digest = sha256_of(path)
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        memo.write_text(digest)
-    return f"{path.stem}-{digest[:16]}-v{VERSION}"
+        with suppress(OSError):  # a cache that may only be read
+            memo.parent.mkdir(parents=True, exist_ok=True)
+            memo.write_text(digest)
+    return f"{path.stem[:80]}-{digest[:16]}-v{VERSION}"
 
 
 def _convert(path: Path, scratch: Path, progress: bool) -> None:
-    place = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    with track(f"{path.name}: converting, once", 3, enabled=progress) as advance:
+    import torch
+    import transformers
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from adafuse_engine.members.local.exclusive import exclusive
+
+    place: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    with track(f"{path.name}: converting, once", 4, enabled=progress) as advance, exclusive(bars=False):
         try:
+            fields = GGUFReader(str(path)).fields
+            advance(1)
             tokenizer = AutoTokenizer.from_pretrained(**place)
             advance(1)
-            model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+            if hasattr(transformers, "GgufConfig"):
+                # Otherwise newer versions leave the weights packed where the package "kernels" is installed.
+                place["quantization_config"] = transformers.GgufConfig(dequantize=True)
+            model, report = AutoModelForCausalLM.from_pretrained(
+                **place, dtype=torch.float32, output_loading_info=True
+            )
             advance(1)
-        except AdaFuseError:
-            raise
         except Exception as error:
             raise ModelFormatError(
                 f"{path} could not be read as GGUF: {type(error).__name__}: {str(error)[:300]}; the file may be "
                 "cut short, or its architecture unknown to the installed transformers"
             ) from error
-        _save_tokenizer(tokenizer, path, scratch)
-        _save_model(model, tokenizer, scratch)
+        if missing := sorted(report["missing_keys"]):
+            raise ModelFormatError(f"{path} lacks {len(missing)} of the model's weights, e.g. {missing[0]}")
+        try:
+            _save_tokenizer(tokenizer, fields, scratch)
+            _save_model(model, fields, scratch)
+        except OSError:
+            raise
+        except Exception as error:
+            raise LoadError(
+                f"{path} was read but could not be saved: {type(error).__name__}: {str(error)[:300]}; give the "
+                "model's original folder or hub id instead"
+            ) from error
         advance(1)
 
 
-def _save_model(model: Any, tokenizer: Any, scratch: Path) -> None:
-    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        # The head is the embedding; written once.
-        for name in getattr(model, "_tied_weights_keys", None) or ():
-            state.pop(name, None)
+def _save_model(model: Any, fields: Any, scratch: Path) -> None:
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, GenerationConfig
+
+    state: dict[str, Any] = {}
+    stored: set[tuple[int, ...]] = set()
+    for name, tensor in model.state_dict().items():
+        # What two names share, such as an embedding that is also the head, is written once.
+        storage = (tensor.data_ptr(), *tensor.shape)
+        if tensor.numel() == 0 or storage not in stored:
+            stored.add(storage)
+            state[name] = tensor.contiguous()
     save_file(state, scratch / "model.safetensors", metadata={"format": "pt"})
     config = AutoConfig.for_model(**{**model.config.to_dict(), "quantization_config": None})
     config.architectures = [type(model).__name__]
@@ -95,38 +132,44 @@ def _save_model(model: Any, tokenizer: Any, scratch: Path) -> None:
     spec.pop("quantization_config", None)
     spec.pop("_name_or_path", None)
     (scratch / "config.json").write_text(json.dumps(spec, indent=1))
-    vocabulary = tokenizer.get_vocab()
-    known = model.generation_config.eos_token_id
-    ends = [known] if isinstance(known, int) else list(known or [])
-    ends += [vocabulary[name] for name in ENDS if name in vocabulary and vocabulary[name] not in ends]
-    generation = GenerationConfig(
+    GenerationConfig(
         bos_token_id=model.config.bos_token_id,
-        eos_token_id=ends,
+        eos_token_id=_ends(model, fields),
         pad_token_id=model.config.pad_token_id,
         do_sample=False,
-    )
-    generation.save_pretrained(scratch)
+    ).save_pretrained(scratch)
 
 
-def _save_tokenizer(tokenizer: Any, path: Path, scratch: Path) -> None:
-    """With a BOS before every text, or without, as the file says."""
+def _ends(model: Any, fields: Any) -> list[int]:
+    """Every end token that the file names or that is one by its text."""
+    known = model.generation_config.eos_token_id
+    ends = [known] if isinstance(known, int) else list(known or [])
+    ends += [_value(fields, f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    types = _value(fields, "tokenizer.ggml.token_type") or []
+    texts = _value(fields, "tokenizer.ggml.tokens") or []
+    ends += [
+        i for i, (text, kind) in enumerate(zip(texts, types, strict=False)) if kind == CONTROL and text in ENDS
+    ]
+    return list(dict.fromkeys(int(i) for i in ends if i is not None))
+
+
+def _save_tokenizer(tokenizer: Any, fields: Any, scratch: Path) -> None:
+    """With one BOS before every text, or none, as the file says; without a word, by llama.cpp's rule."""
+    from tokenizers import processors
+
+    adds = _value(fields, "tokenizer.ggml.add_bos_token")
+    if adds is None:
+        adds = _value(fields, "tokenizer.ggml.model") == "llama"
     bos = tokenizer.bos_token_id
-    wanted = bos is not None and _adds_bos(path)
-    if wanted != (bos is not None and tokenizer("a").input_ids[:1] == [bos]):
-        single = f"{tokenizer.bos_token} $A" if wanted else "$A"
-        special = [(tokenizer.bos_token, bos)] if wanted else []
+    wanted = [bos] if adds and bos is not None else []
+    if tokenizer("").input_ids != wanted:
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=single, special_tokens=special
+            single=[tokenizer.bos_token, "$A"] if wanted else ["$A"],
+            special_tokens=[(tokenizer.bos_token, bos)] if wanted else [],
         )
     tokenizer.save_pretrained(scratch)
 
 
-def _adds_bos(path: Path) -> bool:
-    """What the file's metadata says; without a word llama.cpp's rule for the kind of tokenizer."""
-    from gguf import GGUFReader
-
-    fields = GGUFReader(str(path)).fields
-    if (said := fields.get("tokenizer.ggml.add_bos_token")) is not None:
-        return bool(said.contents())
-    kind = fields.get("tokenizer.ggml.model")
-    return kind is not None and kind.contents() == "llama"
+def _value(fields: Any, key: str) -> Any:
+    field = fields.get(key)
+    return None if field is None else field.contents()

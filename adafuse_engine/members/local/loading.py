@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +12,8 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from adafuse_engine import bundled
 from adafuse_engine.config import MemberConfig
@@ -26,14 +24,11 @@ from adafuse_engine.errors import (
     ModelFormatError,
     ModelNotFoundError,
 )
+from adafuse_engine.members.local.exclusive import exclusive
 from adafuse_engine.members.local.gguf import converted
+from adafuse_engine.progress import track
 
 __all__ = ["LoadedModel", "load", "source_of"]
-
-log = logging.getLogger("adafuse_engine")
-
-# Loading in transformers goes through process-wide defaults, so one model at a time.
-_loading = threading.Lock()
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -53,16 +48,28 @@ def load(config: MemberConfig, *, progress: bool = True) -> LoadedModel:
     Raises `ModelNotFoundError`, `ModelFormatError`, `FetchError` or `LoadError`; exceptions of transformers
     are their ``__cause__``.
     """
+    arguments = _arguments(config)
     source = source_of(config.model, progress=progress)
-    with _loading, _bars(progress), _mapped(config.model):
-        tokenizer = AutoTokenizer.from_pretrained(
-            config.tokenizer or source,
-            revision=None if config.tokenizer else config.revision,
-            trust_remote_code=config.trust_remote_code,
+    tokenizer_source = source_of(config.tokenizer, progress=progress) if config.tokenizer else source
+    # In a terminal transformers shows bars of its own, downloads from the hub included.
+    bars = progress and sys.stderr.isatty()
+    with track(f"{config.label}: loading", 2, enabled=progress and not bars) as advance, exclusive(bars=bars):
+        with _mapped(config.tokenizer or config.model, tokenizer_source):
+            tokenizer = AutoTokenizer.from_pretrained(
+                tokenizer_source,
+                revision=None if config.tokenizer else config.revision,
+                trust_remote_code=config.trust_remote_code,
+            )
+        advance(1)
+        with _mapped(config.model, source):
+            model, report = AutoModelForCausalLM.from_pretrained(source, **arguments, output_loading_info=True)
+        advance(1)
+    if missing := sorted(report["missing_keys"]):
+        # transformers would make them up.
+        raise ModelFormatError(
+            f"{config.model} lacks {len(missing)} of the weights of {type(model).__name__}, e.g. {missing[0]}; "
+            "it is incomplete or no causal language model"
         )
-        model = AutoModelForCausalLM.from_pretrained(source, **_arguments(config))
-        if config.device_map is None and not config.quantization:
-            model = model.to(_device(config))
     return LoadedModel(model.eval().requires_grad_(False), tokenizer, source)
 
 
@@ -90,24 +97,24 @@ def source_of(name: str, *, progress: bool = True) -> str:
 
 def _arguments(config: MemberConfig) -> dict[str, Any]:
     """Keyword arguments of ``from_pretrained``."""
-    device = _device(config)
-    dtype = config.dtype or ("float32" if device.startswith("cpu") else "bfloat16")
+    if not config.model_kwargs.get("use_safetensors", True):
+        raise InvalidArgumentError("model_kwargs: use_safetensors stays True; pickled weights are refused")
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    places = config.device_map if config.device_map is not None else device
+    on_cpu = set(places.values() if isinstance(places, dict) else [places]) <= {"cpu", "disk"}
     arguments: dict[str, Any] = {
-        "dtype": DTYPES[dtype],
+        "dtype": DTYPES[config.dtype or ("float32" if on_cpu else "bfloat16")],
         "revision": config.revision,
         "trust_remote_code": config.trust_remote_code,
         "use_safetensors": True,
     }
     if config.device_map is not None:
         arguments["device_map"] = config.device_map
+    elif device != "cpu" or config.quantization:
+        arguments["device_map"] = {"": device}
     if config.quantization:
         arguments["quantization_config"] = _quantization(config.quantization)
-        arguments.setdefault("device_map", device)
     return {**arguments, **config.model_kwargs}
-
-
-def _device(config: MemberConfig) -> str:
-    return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _quantization(options: dict[str, Any]) -> Any:
@@ -137,41 +144,32 @@ def _refuse_pickles(folder: Path) -> None:
 
 
 @contextmanager
-def _bars(progress: bool) -> Iterator[None]:
-    """Without transformers' own progress bars, unless someone watches."""
-    if progress and sys.stderr.isatty():
-        yield
-        return
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
-
-
-@contextmanager
-def _mapped(name: str) -> Iterator[None]:
+def _mapped(name: str, source: str) -> Iterator[None]:
     """Exceptions of transformers and the hub as ours, each with what to do."""
     try:
         yield
     except AdaFuseError:
         raise
-    except (OSError, HFValidationError) as error:
-        text = " ".join(str(error).split())[:300]
-        if "safetensors" in text and "does not appear to have" in text:
-            raise ModelFormatError(
-                f"{name} has no safetensors weights; pickled ones are refused, convert them first ({text})"
-            ) from error
-        raise ModelNotFoundError(
-            f"{name} could not be loaded: {text} -- check the name; for a hub model also the network, "
-            "HF_TOKEN for gated ones, and that HF_HUB_OFFLINE is not set before its first download"
-        ) from error
     except torch.OutOfMemoryError as error:
         raise LoadError(
             f"{name} does not fit into memory; load it with dtype='bfloat16', a quantization, or on another device"
         ) from error
     except Exception as error:
         text = " ".join(str(error).split())[:300]
+        if "safetensors" in text and "does not appear to have" in text:
+            raise ModelFormatError(
+                f"{name} has no safetensors weights; pickled ones are refused, convert them first ({text})"
+            ) from error
+        if isinstance(error, SafetensorError) or (
+            os.path.isdir(source) and isinstance(error, OSError | ValueError)
+        ):
+            raise ModelFormatError(
+                f"{name} could not be read: {text} -- the folder needs config.json, tokenizer.json and whole "
+                "*.safetensors files, as save_pretrained writes them"
+            ) from error
+        if isinstance(error, OSError | HFValidationError):
+            raise ModelNotFoundError(
+                f"{name} could not be loaded: {text} -- check the name; for a hub model also the network, "
+                "HF_TOKEN for gated ones, and that HF_HUB_OFFLINE is not set before its first download"
+            ) from error
         raise LoadError(f"{name} could not be loaded: {type(error).__name__}: {text}") from error
