@@ -117,15 +117,11 @@ class EnsembleFields(BaseModel):
         return {**self.decoding, **common}
 
     def _settings(self, stop: Sequence[str] | str | None = None, **options: Any) -> DecodingConfig:
-        """What a call decodes with: the engine's defaults, then this LLM's settings, then the call's own.
-
-        Stop strings add up: those of the call come on top of the configured ones.
-        """
+        """What a call decodes with: the engine's defaults, then this LLM's settings, then the call's own."""
         base = self.engine.decoding if self.engine is not None else DecodingConfig()
-        settings = base.override(**self._given()).override(**options)
-        if stop is None:
-            return settings
-        return settings.override(stop=[*settings.stop, *base.override(stop=stop).stop])
+        if stop is not None:
+            options["stop"] = stop
+        return base.override(**self._given()).override(**options)
 
     def _with_settings(self, settings: DecodingConfig) -> Self:
         """A copy, on the same engine, that has ``settings`` as its own."""

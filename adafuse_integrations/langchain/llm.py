@@ -40,9 +40,8 @@ class AdaFuseLLM(EnsembleFields, BaseLLM):
     preset, threshold, max_tokens, temperature, seed, stop
         The usual settings. Every other field of `adafuse_engine.DecodingConfig` may be given as well.
 
-    All settings can also be given to a call or with ``bind``, and then hold for that call; ``stop`` strings
-    of a call come on top of the configured ones. Unknown arguments raise
-    `adafuse_engine.UnknownArgumentError`.
+    All settings, ``stop`` included, can also be given to a call or with ``bind``, and then hold for that call
+    in place of the configured ones. Unknown arguments raise `adafuse_engine.UnknownArgumentError`.
 
     ``generation_info`` holds ``finish_reason``, ``usage``, ``model_name`` and ``adafuse_trace``, in a stream
     on the last chunk; the chunks before it hold one item of ``adafuse_chunks`` each: ``text``, ``round``,

@@ -56,8 +56,8 @@ class AdaFuseLLM(EnsembleFields, LLM):
         Whether query engines and programs should send chat messages, for each member's own chat template.
         Off, they send plain text, which base models need: turn it on if all members are instruction models.
 
-    All settings can also be given to a call, and then hold for that call; ``stop`` strings of a call come on
-    top of the configured ones. Unknown arguments raise `adafuse_engine.UnknownArgumentError`.
+    All settings, ``stop`` included, can also be given to a call, and then hold for that call in place of the
+    configured ones. Unknown arguments raise `adafuse_engine.UnknownArgumentError`.
 
     ``raw`` holds ``usage``, ``finish_reason``, ``model`` and ``adafuse_trace``, in a stream on the last
     response; those before it hold ``adafuse_chunk``: ``round``, ``confidence`` and ``fused``.

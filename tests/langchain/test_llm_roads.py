@@ -80,12 +80,12 @@ async def test_bound_stop_string_ends_the_text(make_engine: Make, road: Road) ->
 
 
 @roads
-async def test_stop_strings_of_a_call_come_on_top_of_the_configured_ones(make_engine: Make, road: Road) -> None:
+async def test_stop_strings_of_a_call_take_the_place_of_the_configured_ones(make_engine: Make, road: Road) -> None:
     engine, *_ = make_engine(" one two three four")
     llm = AdaFuseLLM(engine=engine, stop=[" three"])
     assert await road(llm, "Q:") == " one two"
     assert await road(llm, "Q:", stop=[" two"]) == " one"
-    assert await road(llm, "Q:", stop=[" four"]) == " one two"
+    assert await road(llm, "Q:", stop=[" four"]) == " one two three"
 
 
 @roads

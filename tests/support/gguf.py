@@ -14,7 +14,15 @@ from tests.support.tiny import byte_level, llama, sentencepiece
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 
-def write(path: Path, kind: str = "bpe", *, seed: int = 0, tied: bool = False, **metadata: Any) -> Any:
+def write(
+    path: Path,
+    kind: str = "bpe",
+    *,
+    seed: int = 0,
+    tied: bool = False,
+    types: dict[int, int] | None = None,
+    **metadata: Any,
+) -> Any:
     """Write a tiny Llama and give the model it was made from.
 
     Parameters
@@ -23,6 +31,8 @@ def write(path: Path, kind: str = "bpe", *, seed: int = 0, tied: bool = False, *
         ``bpe`` (byte-level) or ``spm`` (SentencePiece): which tokenizer.
     tied
         Without a head of its own.
+    types
+        Kinds of tokens by id, where other than what the tokenizer says.
     metadata
         Of the tokenizer, e.g. ``add_bos_token=False``.
     """
@@ -44,7 +54,7 @@ def write(path: Path, kind: str = "bpe", *, seed: int = 0, tied: bool = False, *
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
-    _add_tokenizer(writer, kind, tokenizer, metadata)
+    _add_tokenizer(writer, kind, tokenizer, types or {}, metadata)
     for name, tensor in _tensors(model, tied).items():
         writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
@@ -54,7 +64,9 @@ def write(path: Path, kind: str = "bpe", *, seed: int = 0, tied: bool = False, *
     return model
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, kind: str, tokenizer: Any, metadata: dict[str, Any]) -> None:
+def _add_tokenizer(
+    writer: gguf.GGUFWriter, kind: str, tokenizer: Any, changed: dict[int, int], metadata: dict[str, Any]
+) -> None:
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
     pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     special = set(tokenizer.all_special_ids) | {t["id"] for t in spec["added_tokens"] if t["special"]}
@@ -69,7 +81,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, kind: str, tokenizer: Any, metadata:
         writer.add_unk_token_id(tokenizer.unk_token_id)
         writer.add_token_scores([-float(i) for i in range(len(pieces))])
     writer.add_token_list(pieces)
-    writer.add_token_types(types)
+    writer.add_token_types([changed.get(i, t) for i, t in enumerate(types)])
     writer.add_bos_token_id(tokenizer.bos_token_id if tokenizer.bos_token_id is not None else 0)
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_pad_token_id(tokenizer.pad_token_id)

@@ -1,0 +1,237 @@
+"""Names to models: folders, GGUF files, packaged models; and everything that does not load."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from adafuse_engine import (
+    Engine,
+    InvalidArgumentError,
+    LoadError,
+    MemberConfig,
+    ModelFormatError,
+    ModelNotFoundError,
+    TokenizerError,
+)
+from adafuse_engine.members.local import gguf
+from adafuse_engine.members.local.loading import load, source_of
+from tests.support import tiny
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAFUSE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.save("llama", tmp_path_factory.mktemp("llama"))
+
+
+def test_a_local_folder_loads_in_float32_on_a_cpu(folder):
+    loaded = load(MemberConfig(model=str(folder), device="cpu"), progress=False)
+    assert loaded.model.dtype == torch.float32
+    assert not any(p.requires_grad for p in loaded.model.parameters())
+    assert not loaded.model.training
+
+
+def test_dtype_and_model_arguments_pass_through(folder):
+    config = MemberConfig(
+        model=str(folder), device="cpu", dtype="bfloat16", model_kwargs={"attn_implementation": "eager"}
+    )
+    loaded = load(config, progress=False)
+    assert loaded.model.dtype == torch.bfloat16
+    assert loaded.model.config._attn_implementation == "eager"
+
+
+def test_both_attention_implementations_answer_alike(folder):
+    texts = []
+    for kind in ("sdpa", "eager"):
+        config = MemberConfig(model=str(folder), device="cpu", model_kwargs={"attn_implementation": kind})
+        with Engine.from_models([config], progress=False) as engine:
+            texts.append(engine.generate("The ferry leaves", max_tokens=20).text)
+    assert texts[0] == texts[1]
+
+
+def test_lower_precision_answers_too(folder):
+    config = MemberConfig(model=str(folder), device="cpu", dtype="bfloat16")
+    with Engine.from_models([config], progress=False) as engine:
+        assert engine.generate("The ferry", max_tokens=5).usage.completion_tokens > 0
+
+
+def test_an_engine_of_two_folders_answers(folder, tmp_path):
+    other = tiny.save("gemma", tmp_path / "gemma")
+    with Engine.from_models([str(folder), str(other)], progress=False, threshold=0.4) as engine:
+        done = engine.generate("The ferry", max_tokens=10)
+    assert [m.name for m in done.usage.members] == [folder.name, "gemma"]
+
+
+def test_members_of_one_model_are_loaded_once(folder, monkeypatch):
+    from adafuse_engine.members.local import member
+
+    loads = []
+    monkeypatch.setattr(member, "load", lambda c, progress: loads.append(c) or load(c, progress=progress))
+    models = [MemberConfig(model=str(folder), name=n) for n in ("a", "b")]
+    with Engine.from_models(models, progress=False):
+        assert len(loads) == 1
+
+
+def test_shared_engines_are_one_per_configuration(folder):
+    from adafuse_engine import EngineConfig
+
+    config = EngineConfig(members=[str(folder)], progress=False)
+    one = Engine.shared(config)
+    try:
+        assert Engine.shared(config) is one
+        assert Engine.shared(EngineConfig(members=[str(folder)], decoding={"threshold": 0.1})) is one
+        assert not one.closed
+        one.close()
+        two = Engine.shared(config)
+        assert two is not one
+        two.close()
+    finally:
+        one.close()
+
+
+def test_threads_that_load_at_once_all_get_their_model(folder):
+    done = []
+
+    def go():
+        done.append(load(MemberConfig(model=str(folder), device="cpu"), progress=False))
+
+    threads = [threading.Thread(target=go) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=60)
+    assert len(done) == 4
+
+
+# ---- what does not load
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/none/at/all", "no.gguf", "a/b/c"])
+def test_a_path_that_leads_nowhere_is_said_at_once(name):
+    with pytest.raises(ModelNotFoundError, match="check the path"):
+        source_of(name)
+
+
+def test_a_hub_model_that_cannot_be_reached_says_what_to_check():
+    with pytest.raises(ModelNotFoundError, match="HF_TOKEN"):
+        load(MemberConfig(model="nobody/no-such-model"), progress=False)
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    tiny.save("llama", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(ModelFormatError, match="safetensors"):
+        load(MemberConfig(model=str(tmp_path)), progress=False)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    tiny.save("llama", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(LoadError):
+        load(MemberConfig(model=str(tmp_path)), progress=False)
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path, own_cache):
+    (tmp_path / "x.gguf").write_bytes(b"not a model")
+    with pytest.raises(ModelFormatError, match="is no GGUF file"):
+        source_of(str(tmp_path / "x.gguf"))
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    with pytest.raises(ModelFormatError, match=r"no \.gguf"):
+        source_of(str(tmp_path / "weights.bin"))
+
+
+def test_a_gguf_that_is_cut_short_is_refused_and_leaves_nothing(tmp_path, own_cache):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + b"\x00" * 20)
+    with pytest.raises(ModelFormatError, match="could not be read as GGUF"):
+        source_of(str(tmp_path / "x.gguf"), progress=False)
+    assert not list((own_cache / "converted").glob("*/config.json"))
+
+
+def test_a_tokenizer_that_does_not_round_trip_is_refused_by_name(tmp_path):
+    from tests.local.test_tokens import whole_words
+
+    tiny.save("llama", tmp_path)
+    whole_words().save_pretrained(tmp_path)
+    with pytest.raises(TokenizerError, match=f"{tmp_path.name}: its tokenizer does not round-trip"):
+        Engine.from_models([str(tmp_path)], progress=False)
+
+
+@pytest.mark.parametrize("options", [{"quant_method": "none-such"}, {"quant_method": "bitsandbytes", "x": 1}, {}])
+def test_a_quantisation_that_makes_no_sense_is_refused(folder, options):
+    config = MemberConfig(model=str(folder), quantization=options or {"load_in_8bit": True})
+    with pytest.raises((InvalidArgumentError, LoadError)):
+        load(config, progress=False)
+
+
+def test_a_failed_load_frees_what_was_loaded_before(folder):
+    before = threading.active_count()
+    with pytest.raises(ModelNotFoundError):
+        Engine.from_models([str(folder), "./nowhere"], progress=False)
+    assert threading.active_count() == before
+
+
+# ---- GGUF
+
+
+def test_a_changed_file_is_converted_again(tmp_path, own_cache):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF one")
+    first = gguf._key(path)
+    assert gguf._key(path) == first
+    path.write_bytes(b"GGUF two, longer")
+    assert gguf._key(path) != first
+
+
+@pytest.mark.real_models
+@pytest.mark.parametrize("name", ["bundled:smollm2-135m-instruct", "bundled:gemma-3-270m"])
+def test_a_packaged_model_is_as_its_file_says(name):
+    loaded = load(MemberConfig(model=name, device="cpu"), progress=False)
+    tokenizer, model = loaded.tokenizer, loaded.model
+    ids = tokenizer("hello").input_ids
+    if "gemma" in name:
+        assert ids.count(tokenizer.bos_token_id) == 1
+        assert ids[0] == tokenizer.bos_token_id
+        assert set(model.generation_config.eos_token_id) == {1, 106}
+        assert model.config.sliding_window == 512
+    else:
+        assert tokenizer.bos_token_id not in ids
+        names = tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id)
+        assert set(names) == {"<|im_end|>", "<|endoftext|>"}
+        assert tokenizer.chat_template
+    assert model.dtype == torch.float32
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.real_models
+def test_a_gemma_prompt_past_its_window_keeps_the_tree_exact():
+    from adafuse_engine.members.local.member import LocalModel
+    from adafuse_engine.members.local.runner import Feed, Tree, Want, plain_logits
+
+    config = MemberConfig(model="bundled:gemma-3-270m", device="cpu")
+    model = LocalModel(config, load(config, progress=False))
+    tree = Tree(Want(2, False, False))
+    text = model.tokenizer("The ferry leaves the harbour at seven. " * 80).input_ids
+    assert len(text) > 600
+    model.runner.open(tree)
+    for start in range(0, len(text), 512):
+        model.runner.run([Feed(tree, (), text[start : start + 512], prefill=True)])
+    model.runner.run([Feed(tree, (0, 0, 2), (818, 236764, 496))])
+    for node, path in ((1, [818]), (3, [236764, 496])):
+        plain = torch.log_softmax(plain_logits(model.runner.model, text + path, model.runner.device), 0)
+        mine = torch.log_softmax(tree.rows[node].logits, 0)
+        seen = torch.isfinite(mine) & (plain > -12)
+        assert (mine - plain)[seen].abs().max() < 1e-3
+
+
+def test_importing_the_engine_does_not_import_torch():
+    code = "import sys, adafuse_engine, adafuse_engine.cli.models; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
