@@ -9,13 +9,10 @@ import queue
 import secrets
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeVar, overload
-
-import anyio
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig, check_ensemble
 from adafuse_engine.decoding import Voice, decode, together
@@ -25,6 +22,7 @@ from adafuse_engine.errors import (
     InvalidArgumentError,
     UnknownArgumentError,
 )
+from adafuse_engine.loop import LoopThread
 from adafuse_engine.members.base import Member, Session
 from adafuse_engine.members.pool import load_members
 from adafuse_engine.trace import Round, Trace
@@ -87,11 +85,10 @@ class Engine:
         self.member_names = tuple(m.name for m in self._members)
         self._closed = False
         self._lock = threading.Lock()
-        self._stack = contextlib.ExitStack()
-        self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal("asyncio"))
-        self._slots = self._portal.call(_semaphore, max_concurrency)
+        self._loop = LoopThread("adafuse-engine")
+        self._slots = asyncio.Semaphore(max_concurrency)
         owned = self._members if config is not None else ()
-        self._finalizer = weakref.finalize(self, _shut, self._stack, owned)
+        self._finalizer = weakref.finalize(self, _shut, self._loop, owned)
 
     @classmethod
     def from_models(cls, models: Sequence[str | MemberConfig], **options: Any) -> Engine:
@@ -165,18 +162,18 @@ class Engine:
             Any field of `DecodingConfig`, for this call only.
         """
         settings = self.check_options(**options)
-        return self._result(self._submit(self._run, prompt, settings, None))
+        return self._result(self._submit(self._run(prompt, settings)))
 
     async def agenerate(self, prompt: Prompts, **options: Any) -> Completion:
         """`generate` for async callers. Cancelling the task stops the engine within one forward."""
         settings = self.check_options(**options)
-        return await asyncio.wrap_future(self._submit(self._run, prompt, settings, None))
+        return await asyncio.wrap_future(self._submit(self._run(prompt, settings)))
 
     def stream(self, prompt: Prompts, **options: Any) -> Generator[Chunk, None, None]:
         """Answer one prompt piece by piece. Closing the iterator stops the engine within one forward."""
         settings = self.check_options(**options)
         inbox: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
-        future = self._submit(self._run, prompt, settings, inbox.put)
+        future = self._submit(self._run(prompt, settings, inbox.put))
         # Done in every case, also when the engine is closed meanwhile: then it ends the queue.
         future.add_done_callback(lambda _: inbox.put(None))
         try:
@@ -197,7 +194,7 @@ class Engine:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(inbox.put_nowait, chunk)
 
-        future = self._submit(self._run, prompt, settings, put)
+        future = self._submit(self._run(prompt, settings, put))
         future.add_done_callback(lambda _: put(None))
         try:
             while (chunk := await inbox.get()) is not None:
@@ -223,7 +220,7 @@ class Engine:
         failure is raised and the prompts that are still running are cancelled.
         """
         settings = self.check_options(**options)
-        futures = [self._submit(self._run, prompt, settings, None) for prompt in prompts]
+        futures = [self._submit(self._run(prompt, settings)) for prompt in prompts]
         results: list[Any] = []
         try:
             for future in futures:
@@ -240,11 +237,12 @@ class Engine:
 
     # ---- the loop thread
 
-    def _submit(self, run: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         if self._closed:
+            coroutine.close()
             raise EngineClosedError
         try:
-            return self._portal.start_task_soon(run, *args)
+            return self._loop.submit(coroutine)
         except RuntimeError as error:
             raise EngineClosedError from error
 
@@ -260,7 +258,7 @@ class Engine:
             raise
 
     async def _run(
-        self, prompt: Prompts, settings: DecodingConfig, put: Callable[[Chunk], None] | None
+        self, prompt: Prompts, settings: DecodingConfig, put: Callable[[Chunk], None] | None = None
     ) -> Completion:
         prompts = self._prompts(prompt)
         seed = secrets.randbits(63) if settings.seed is None else settings.seed
@@ -280,9 +278,8 @@ class Engine:
                 written = await decode(voices, settings, trace, emit)
                 usage = tuple(s.usage() for s in opened)
             finally:
-                with anyio.CancelScope(shield=True):
-                    for session in sessions:
-                        await session.close()
+                for session in sessions:
+                    await session.close()
         return Completion(
             written.text,
             written.finish_reason,
@@ -330,20 +327,10 @@ class Engine:
         self.close()
 
 
-def _shut(stack: contextlib.ExitStack, members: Sequence[Member]) -> None:
-    # The portal's exit waits for its tasks unless it sees an exception: ours must cancel them.
-    with contextlib.suppress(_Closing):
-        stack.__exit__(_Closing, _Closing(), None)
+def _shut(loop: LoopThread, members: Sequence[Member]) -> None:
+    loop.close()
     for member in members:
         member.close()
-
-
-class _Closing(Exception):
-    """Makes the portal cancel its tasks."""
-
-
-async def _semaphore(count: int) -> asyncio.Semaphore:
-    return asyncio.Semaphore(count)
 
 
 def _ignore(text: str, round_: Round) -> None:

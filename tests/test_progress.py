@@ -28,9 +28,7 @@ def test_step_that_fails_is_not_logged_as_done(caplog: pytest.LogCaptureFixture)
     assert caplog.messages == ["loading ..."]
 
 
-def test_in_a_terminal_a_bar_is_drawn(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_in_a_terminal_a_bar_is_drawn(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")

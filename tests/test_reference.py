@@ -184,9 +184,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def packaged():
-    with Engine.from_models(
-        ["bundled:smollm2-135m-instruct", "bundled:gemma-3-270m"], progress=False
-    ) as engine:
+    with Engine.from_models(["bundled:smollm2-135m-instruct", "bundled:gemma-3-270m"], progress=False) as engine:
         yield engine
 
 
@@ -219,7 +217,7 @@ def test_no_prompt_token_is_processed_twice(packaged):
     prompt = ("The harbour ferry leaves at seven. " * 200)[:6400] + "\nIt"
     usage = packaged.generate(prompt, max_tokens=30).usage
     for member in usage.members:
-        assert 1000 < member.prompt_tokens
+        assert member.prompt_tokens > 1000
         # Beyond the prompt, only what the rounds fed: at most a few spans of candidates per token.
         assert member.tokens_processed - member.prompt_tokens < 30 * 3 * 8
         assert member.tokens_processed < 2 * member.prompt_tokens

@@ -32,7 +32,8 @@ def list_models(
                 "title": model.title,
                 "licence": model.licence,
                 "megabytes": model.megabytes,
-                "state": state,
+                "fetched": state != "absent",
+                "converted": state == "ready",
             }
             for model, state in states.items()
         ]

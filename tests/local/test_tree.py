@@ -213,5 +213,3 @@ def test_nan_weights_are_an_error_that_names_the_member():
     good = tiny.member("llama", "good", 1)
     with Engine(members=[good, member]) as engine, pytest.raises(NonFiniteLogitsError, match="'broken'"):
         engine.generate("The ferry")
-
-
