@@ -295,7 +295,7 @@ def test_real_weights_are_what_the_gguf_package_reads(name: str, shift: float) -
     with safe_open(converted(bundled.fetch(name)) / "model.safetensors", "pt") as file:
         for theirs, ours in pairs.items():
             tensor = tensors[theirs]
-            expected = torch.from_numpy(gguf_package.dequantize(tensor.data, tensor.tensor_type))
+            expected = torch.tensor(gguf_package.dequantize(tensor.data, tensor.tensor_type))
             if "norm" in theirs:
                 # llama.cpp keeps Gemma's norms as the factor, transformers as what is added to one.
                 expected = expected - shift

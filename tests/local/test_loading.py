@@ -1,11 +1,15 @@
 """Names to models: folders, GGUF files, packaged models; and everything that does not load."""
 
+import json
+import logging
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from adafuse_engine import (
     Engine,
@@ -16,7 +20,7 @@ from adafuse_engine import (
     ModelNotFoundError,
     TokenizerError,
 )
-from adafuse_engine.members.local import gguf
+from adafuse_engine.members.local import gguf, loading
 from adafuse_engine.members.local.loading import load, source_of
 from tests.support import tiny
 
@@ -111,6 +115,96 @@ def test_threads_that_load_at_once_all_get_their_model(folder):
     assert len(done) == 4
 
 
+def test_threads_that_load_in_different_precisions_do_not_mix_them(folder):
+    together = threading.Barrier(4)
+
+    def go(dtype):
+        together.wait(timeout=60)
+        config = MemberConfig(model=str(folder), device="cpu", dtype=dtype)
+        return {p.dtype for _ in range(3) for p in load(config, progress=False).model.parameters()}
+
+    wanted = ["float32", "bfloat16", "float32", "float16"]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(go, wanted)) == [{getattr(torch, name)} for name in wanted]
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What ``from_pretrained`` of the model was asked for; it ends the load."""
+    calls = []
+
+    class Model:
+        @staticmethod
+        def from_pretrained(source, **arguments):
+            calls.append(arguments)
+            raise RuntimeError("enough")
+
+    monkeypatch.setattr(loading, "AutoModelForCausalLM", Model)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype", "device_map"),
+    [
+        ({"device": "cpu"}, torch.float32, None),
+        ({"device": "cuda:1"}, torch.bfloat16, {"": "cuda:1"}),
+        ({"device": "cuda:1", "dtype": "float16"}, torch.float16, {"": "cuda:1"}),
+        ({"device_map": "auto"}, torch.bfloat16, "auto"),
+        ({"device_map": {"": "cpu"}}, torch.float32, {"": "cpu"}),
+        ({"device_map": {"model": 0, "lm_head": "cpu"}}, torch.bfloat16, {"model": 0, "lm_head": "cpu"}),
+        ({"device": "cpu", "model_kwargs": {"device_map": "auto", "dtype": "auto"}}, "auto", "auto"),
+    ],
+)
+def test_device_and_dtype_reach_transformers(folder, asked, fields, dtype, device_map):
+    with pytest.raises(LoadError, match="enough"):
+        load(MemberConfig(model=str(folder), **fields), progress=False)
+    (arguments,) = asked
+    assert arguments["dtype"] == dtype
+    assert arguments.get("device_map") == device_map
+    assert arguments["use_safetensors"] is True
+    assert arguments["trust_remote_code"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "bits"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "BitsAndBytesConfig", "load_in_4bit"),
+        ({"quant_method": "bitsandbytes_8bit", "load_in_8bit": True}, "BitsAndBytesConfig", "load_in_8bit"),
+        ({"quant_method": "quanto", "weights": "int8"}, "QuantoConfig", "weights"),
+    ],
+)
+def test_quantisation_reaches_transformers_as_its_own_kind_of_config(folder, asked, options, kind, bits):
+    with pytest.raises(LoadError, match="enough"):
+        load(MemberConfig(model=str(folder), device="cpu", quantization=options), progress=False)
+    (arguments,) = asked
+    assert type(arguments["quantization_config"]).__name__ == kind
+    assert getattr(arguments["quantization_config"], bits) == options[bits]
+    assert arguments["device_map"] == {"": "cpu"}
+
+
+def test_tokenizer_may_come_from_another_place(folder, tmp_path):
+    tiny.sentencepiece().save_pretrained(tmp_path)
+    loaded = load(MemberConfig(model=str(folder), tokenizer=str(tmp_path)), progress=False)
+    assert loaded.tokenizer.bos_token == "<bos>"
+    with pytest.raises(ModelNotFoundError, match=r"no folder \./nowhere"):
+        load(MemberConfig(model=str(folder), tokenizer="./nowhere"), progress=False)
+
+
+def test_loading_is_logged_where_no_terminal_is(folder, caplog):
+    with caplog.at_level(logging.INFO, "adafuse_engine"):
+        load(MemberConfig(model=str(folder), name="mine"))
+    assert caplog.messages[0] == "mine: loading ..."
+    assert caplog.messages[1].startswith("mine: loading: done in")
+
+
+def test_quiet_load_shows_nothing(folder, caplog, capfd):
+    with caplog.at_level(logging.INFO, "adafuse_engine"):
+        load(MemberConfig(model=str(folder)), progress=False)
+    assert caplog.messages == []
+    assert capfd.readouterr() == ("", "")
+
+
 # ---- what does not load
 
 
@@ -118,6 +212,12 @@ def test_threads_that_load_at_once_all_get_their_model(folder):
 def test_a_path_that_leads_nowhere_is_said_at_once(name):
     with pytest.raises(ModelNotFoundError, match="check the path"):
         source_of(name)
+
+
+def test_a_missing_path_does_not_reach_for_the_hub(monkeypatch):
+    monkeypatch.setattr(loading, "AutoTokenizer", None)
+    with pytest.raises(ModelNotFoundError):
+        load(MemberConfig(model="./nowhere"))
 
 
 def test_a_hub_model_that_cannot_be_reached_says_what_to_check():
@@ -133,11 +233,49 @@ def test_pickled_weights_are_refused(tmp_path):
         load(MemberConfig(model=str(tmp_path)), progress=False)
 
 
-def test_a_folder_without_weights_is_refused(tmp_path):
+def test_pickled_weights_cannot_be_asked_for(folder):
+    with pytest.raises(InvalidArgumentError, match="use_safetensors"):
+        load(MemberConfig(model=str(folder), model_kwargs={"use_safetensors": False}), progress=False)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda f: (f / "model.safetensors").unlink(),
+        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-1]),
+        lambda f: (f / "model.safetensors").write_bytes(b"nonsense"),
+        lambda f: (f / "config.json").write_text("{"),
+        lambda f: (f / "config.json").write_text("{}"),
+        lambda f: (f / "config.json").unlink(),
+    ],
+    ids=["no weights", "cut short", "nonsense", "half a config", "empty config", "no config"],
+)
+def test_a_folder_that_cannot_be_read_is_a_format_error_with_its_cause(tmp_path, damage):
     tiny.save("llama", tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(LoadError):
+    damage(tmp_path)
+    with pytest.raises(ModelFormatError, match=tmp_path.name) as caught:
         load(MemberConfig(model=str(tmp_path)), progress=False)
+    assert caught.value.__cause__ is not None
+
+
+def test_weights_that_transformers_would_make_up_are_refused(tmp_path):
+    tiny.save("llama", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelFormatError, match=r"lacks 1 of the weights of LlamaForCausalLM, e\.g\. lm_head"):
+        load(MemberConfig(model=str(tmp_path)), progress=False)
+
+
+def test_code_that_comes_with_a_model_is_not_run_unless_trusted(tmp_path):
+    tiny.save("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(LoadError, match="trust_remote_code"):
+        load(MemberConfig(model=str(tmp_path)), progress=False)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path, own_cache):

@@ -52,7 +52,7 @@ def test_specials_write_nothing_and_are_banned_unless_they_end_the_text(v):
 
 @BOTH
 def test_starters_are_the_tokens_with_leading_whitespace_and_the_ends(v):
-    starters = set(v.starters())
+    starters = set(v.starters)
     assert v.ends <= starters
     assert v.encode(b" the")[0] in starters
     assert v.encode(b"\n")[0] in starters

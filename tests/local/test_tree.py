@@ -72,7 +72,7 @@ def test_what_is_read_off_the_logits_is_right():
     assert dist.top_ids == tuple(logs.topk(3).indices.tolist())
     assert dist.top_logprobs == pytest.approx(logs.topk(3).values.tolist(), abs=1e-4)
     assert dist.end_logprob == pytest.approx(logs[sorted(vocabulary.ends)].logsumexp(0).item(), abs=1e-4)
-    assert dist.start_logmass == pytest.approx(logs[vocabulary.starters()].logsumexp(0).item(), abs=1e-4)
+    assert dist.start_logmass == pytest.approx(logs[list(vocabulary.starters)].logsumexp(0).item(), abs=1e-4)
     assert dist.entropy == pytest.approx(-(logs.exp() * logs.nan_to_num(neginf=0)).sum().item(), abs=1e-3)
     assert child.logprob == pytest.approx(logs[9].item(), abs=1e-4)
 

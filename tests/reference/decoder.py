@@ -130,7 +130,7 @@ def score(m, candidate, s):
         total = sum(float(m.logprobs(ids[:i])[ids[i]]) for i in range(len(ids)))
         mass = 0.0
         if s.word_end_mass and closed[n - 1] and not ends_by_itself(words[n - 1]):
-            mass = float(m.logprobs(ids)[m.vocabulary.starters()].logsumexp(0))
+            mass = float(m.logprobs(ids)[list(m.vocabulary.starters)].logsumexp(0))
         depths.append(total + mass)
     if ended:
         total += float(m.logprobs(ids)[sorted(m.vocabulary.ends)].logsumexp(0))

@@ -160,6 +160,11 @@ def _mapped(name: str, source: str) -> Iterator[None]:
             raise ModelFormatError(
                 f"{name} has no safetensors weights; pickled ones are refused, convert them first ({text})"
             ) from error
+        if "trust_remote_code" in str(error):
+            raise LoadError(
+                f"{name} comes with code of its own, which is not run unless asked for: read it, then set "
+                "MemberConfig(trust_remote_code=True), or choose a model that transformers knows by itself"
+            ) from error
         if isinstance(error, SafetensorError) or (
             os.path.isdir(source) and isinstance(error, OSError | ValueError)
         ):

@@ -96,7 +96,7 @@ class Runner:
         self.size = vocabulary.size - len(vocabulary.banned)
         self._banned = torch.tensor(sorted(vocabulary.banned), dtype=torch.long, device=self.device)
         self._ends = torch.tensor(sorted(vocabulary.ends), dtype=torch.long, device=self.device)
-        self._starters = torch.tensor(vocabulary.starters(), dtype=torch.long, device=self.device)
+        self._starters = torch.tensor(vocabulary.starters, dtype=torch.long, device=self.device)
         names = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
 

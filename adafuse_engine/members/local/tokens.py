@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adafuse_engine.errors import TokenizerError
+from adafuse_engine.words import starts_with_space
 
 __all__ = ["Vocabulary", "end_tokens"]
 
@@ -71,13 +73,10 @@ class Vocabulary:
         """What the token writes; nothing for special tokens and ends."""
         return self._bytes[token]
 
-    def starters(self) -> list[int]:
+    @functools.cached_property
+    def starters(self) -> tuple[int, ...]:
         """Tokens that start with whitespace, and the ends: after them a word is over."""
-        return [
-            i
-            for i, data in enumerate(self._bytes)
-            if i in self.ends or data[:4].decode("utf-8", "ignore")[:1].isspace()
-        ]
+        return tuple(i for i, data in enumerate(self._bytes) if i in self.ends or starts_with_space(data))
 
     def can_write(self, data: bytes) -> bool:
         """Whether there are tokens for all of ``data``; a few control characters have none in some tokenizers."""
