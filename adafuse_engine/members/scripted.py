@@ -166,6 +166,7 @@ class _ScriptedSequence:
         self._member = member
         self._answer = answer
         self._written = [b""]
+        self._parents = [-1]
         self._released = False
         self.forward_passes = 0
         self.tokens_processed = prompt_tokens
@@ -183,12 +184,19 @@ class _ScriptedSequence:
         for parent, token in zip(parents, tokens, strict=True):
             before = self._written[parent]
             self._written.append(before + self._member.bytes_of(token))
+            self._parents.append(parent)
             logprob = self._member.after(self._answer, before).get(token, self._member.other)
             fed.append(Fed(math.nan if nan else logprob, self._distribution(self._written[-1], nan)))
         return fed
 
     async def keep(self, path: Sequence[int]) -> None:
-        self._written = [self._written[path[-1]]]
+        if path:
+            kept = {path[-1]: 0}
+            for node in range(path[-1] + 1, len(self._parents)):
+                if self._parents[node] in kept:
+                    kept[node] = len(kept)
+            self._parents = [-1, *(kept[self._parents[n]] for n in list(kept)[1:])]
+            self._written = [self._written[n] for n in kept]
 
     async def release(self) -> None:
         if not self._released:

@@ -76,7 +76,10 @@ class TokenSequence(Protocol):
         ...
 
     async def keep(self, path: Sequence[int]) -> None:
-        """Make the nodes of ``path``, from the root down, part of the prefix and drop all others."""
+        """Make the nodes of ``path``, from the root down, part of the prefix, and its last one the root.
+
+        Nodes below it stay, renumbered from 1 in the order they have; all others are dropped.
+        """
         ...
 
     async def release(self) -> None:
@@ -125,12 +128,12 @@ class TokenSession:
         self._committed: list[int] = []
         self._deferred: list[bytes] = []
         self._closed = False
-        self._start(root)
+        self._start([_Node(-1, -1, 0.0, root)])
 
-    def _start(self, root: Distribution) -> None:
-        """Begin a round at the end of the ledger."""
-        self._nodes = [_Node(-1, -1, 0.0, root)]
-        self._children: dict[tuple[int, int], int] = {}
+    def _start(self, nodes: list[_Node]) -> None:
+        """Begin a round at the end of the ledger, with what is known beyond it."""
+        self._nodes = nodes
+        self._children = {(node.parent, node.token): n for n, node in enumerate(nodes) if n != ROOT}
         self._unfed: list[int] = []
         # Word paths to nodes: those this member wrote itself, and those it tokenised to score others'.
         self._own: dict[tuple[bytes, ...], int] = {(): ROOT}
@@ -292,7 +295,7 @@ class TokenSession:
         path = self._path(node)
         self._committed.extend(self._nodes[n].token for n in path)
         await self._sequence.keep(path)
-        self._start(self._fed(node))
+        self._start(self._below(node))
 
     def defer(self, words: Sequence[bytes]) -> None:
         """Append words to the ledger without computing anything yet."""
@@ -353,6 +356,19 @@ class TokenSession:
             node = self._nodes[n]
             node.logprob = self._nodes[node.parent].logprob + result.logprob
             node.distribution = result.distribution
+
+    def _below(self, root: int) -> list[_Node]:
+        """The tree under a node as a tree of its own: what was looked ahead is not computed again."""
+        renumbered = {root: ROOT}
+        base = self._nodes[root].logprob
+        kept = [_Node(-1, -1, 0.0, self._fed(root))]
+        for n in range(root + 1, len(self._nodes)):
+            node = self._nodes[n]
+            if node.parent in renumbered:
+                renumbered[n] = len(kept)
+                parent = renumbered[node.parent]
+                kept.append(_Node(parent, node.token, node.logprob - base, node.distribution))
+        return kept
 
     def _path(self, node: int) -> list[int]:
         """Nodes from below the root down to ``node``."""

@@ -129,7 +129,7 @@ class SlotCache(Cache):
         return store[index, :, : self.width]
 
     def move(self, slot: int, source: Sequence[int], start: int) -> None:
-        """Bring the columns ``source`` (ascending) of a slot to ``start`` and the columns after it."""
+        """Bring the columns ``source`` of a slot, in this order, to ``start`` and the columns after it."""
         if list(source) == list(range(start, start + len(source))):
             return
         index = torch.tensor(source)

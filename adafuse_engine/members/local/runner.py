@@ -115,18 +115,28 @@ class Runner:
         tree.rows = []
 
     def keep(self, tree: Tree, path: Sequence[int]) -> None:
-        """Make the nodes of ``path`` part of the prefix, drop all others."""
-        if path:
-            with torch.inference_mode():
-                self.move(tree, path)
-            tree.prefix.extend(tree.tokens[n] for n in path)
-            last = path[-1]
-            tree.rows = [tree.rows[last]]
-        tree.parents, tree.tokens, tree.depths, tree.columns = [-1], [-1], [0], [-1]
+        """Make the nodes of ``path`` part of the prefix and the last of them the root; see `TokenSequence`."""
+        if not path:
+            return
+        root = path[-1]
+        kept = {root: 0}
+        for node in range(root + 1, len(tree.tokens)):
+            if tree.parents[node] in kept:
+                kept[node] = len(kept)
+        below = list(kept)[1:]
+        with torch.inference_mode():
+            self.move(tree, [*path, *below])
+        depth = tree.depths[root]
+        tree.prefix.extend(tree.tokens[n] for n in path)
+        tree.parents = [-1, *(kept[tree.parents[n]] for n in below)]
+        tree.tokens = [-1, *(tree.tokens[n] for n in below)]
+        tree.depths = [0, *(tree.depths[n] - depth for n in below)]
+        tree.columns = [-1, *range(len(tree.prefix), len(tree.prefix) + len(below))]
+        tree.rows = [tree.rows[root], *(tree.rows[n] for n in below)]
 
-    def move(self, tree: Tree, path: Sequence[int]) -> None:
-        """Bring the path's columns together behind the prefix."""
-        self.cache.move(tree.slot, [tree.columns[n] for n in path], len(tree.prefix))
+    def move(self, tree: Tree, nodes: Sequence[int]) -> None:
+        """Bring the nodes' columns together behind the prefix, in this order."""
+        self.cache.move(tree.slot, [tree.columns[n] for n in nodes], len(tree.prefix))
 
     # ---- forwards
 
@@ -264,7 +274,7 @@ class PlainRunner(Runner):
     def open(self, tree: Tree) -> None:
         """Nothing is held per request."""
 
-    def move(self, tree: Tree, path: Sequence[int]) -> None:
+    def move(self, tree: Tree, nodes: Sequence[int]) -> None:
         """Nothing to move."""
 
     def _forward(self, feeds: Sequence[Feed], first: Sequence[int]) -> list[Tensor]:
