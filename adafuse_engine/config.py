@@ -118,6 +118,9 @@ class DecodingConfig(_Frozen):
     temperature, seed
         0 takes the best candidate; above 0 the winner is drawn from softmax(score / temperature). A seed
         makes draws repeatable; without one each request draws its own (it stands in the trace).
+    drafting, early_decisions
+        Ways to save work that change no answer: members check each other's candidates before they write their
+        own; branches that cannot win any more are left unwritten.
     max_tokens, stop
         Most tokens to write, counted by the first member; strings that end the text and are left out of it.
     """
@@ -136,6 +139,8 @@ class DecodingConfig(_Frozen):
     fusion: FusionRule = "word_posterior"
     mix: Mix = "geometric"
     word_end_mass: bool = True
+    drafting: bool = True
+    early_decisions: bool = True
     temperature: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     seed: int | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 256

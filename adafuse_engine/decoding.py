@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import Random
@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from adafuse_engine.config import DecodingConfig
 from adafuse_engine.errors import MemberError
-from adafuse_engine.fusion import Decision, Rules, fuse
+from adafuse_engine.fusion import Decision, Rules, can_win, fuse
 from adafuse_engine.members.base import OutOfRoom, Session
 from adafuse_engine.trace import CandidateTrace, Round, Trace
-from adafuse_engine.types import Candidate, FinishReason, Score
+from adafuse_engine.types import Branch, Candidate, FinishReason, Score
 
 __all__ = ["Voice", "Written", "decode"]
 
@@ -141,16 +141,13 @@ class _Decoder:
     async def _fuse(self, index: int, settings: DecodingConfig) -> Round:
         """Everyone proposes, everyone scores, the best candidate wins."""
         confidences = [s.confidence(settings.confidence) for s in self.sessions]
-        proposals = await together(
-            session.propose(settings, self._random(index, str(k))) for k, session in enumerate(self.sessions)
-        )
-        candidates, proposers = self._union(proposals)
-        scores: list[list[Score]] = []
-        if len(candidates) == 1:
+        outlines = await self._outlines(index, settings)
+        candidates, proposers, scores = await self._proposals(outlines, settings)
+        if len(candidates) == 1 and not scores:
             only = candidates[0]
             decision = Decision(0, len(only.words), only.end, ())
         else:
-            scores = await together(s.score(candidates, settings) for s in self.sessions)
+            scores = scores or await together(s.score(candidates, settings) for s in self.sessions)
             weights = [v.weight for v in self.voices]
             random = self._random(index, "commit")
             decision = fuse(candidates, scores, weights, confidences, self.rules, random)
@@ -175,6 +172,56 @@ class _Decoder:
             confidence={v.name: c for v, c in zip(self.voices, confidences, strict=True)},
             abstained=tuple(self.voices[k].name for k in decision.abstained),
         )
+
+    async def _outlines(self, index: int, settings: DecodingConfig) -> list[list[Candidate | Branch]]:
+        """What each member proposes. With drafting the fastest go first, and the others check theirs first.
+
+        Members on the same weights propose together: their forwards are one.
+        """
+        groups: dict[Hashable, list[int]] = {}
+        for k, session in enumerate(self.sessions):
+            groups.setdefault(session.group if settings.drafting else None, []).append(k)
+        outlines: list[list[Candidate | Branch]] = [[] for _ in self.sessions]
+        drafts: list[Candidate] = []
+        for group in sorted(groups.values(), key=lambda ks: self.sessions[ks[0]].pace):
+            if drafts:
+                await together(self.sessions[k].consider(drafts) for k in group)
+            made = await together(self.sessions[k].outline(settings, self._random(index, str(k))) for k in group)
+            for k, outline in zip(group, made, strict=True):
+                outlines[k] = outline
+                drafts += [c for c in outline if isinstance(c, Candidate) and self._all_can_write(c)]
+        return outlines
+
+    async def _proposals(
+        self, outlines: Sequence[list[Candidate | Branch]], settings: DecodingConfig
+    ) -> tuple[list[Candidate], list[tuple[str, ...]], list[list[Score]]]:
+        """The union of what can still win, who proposed what, and all scores where they were needed for it."""
+        whole = [[c for c in outline if isinstance(c, Candidate)] for outline in outlines]
+        begun = [[b for b in outline if isinstance(b, Branch)] for outline in outlines]
+        if not any(begun):
+            return *self._union(whole), []
+        wanted = begun
+        if settings.early_decisions:
+            known, _ = self._union(whole)
+            scores = await together(s.score(known, settings) for s in self.sessions)
+            weights = [v.weight for v in self.voices]
+            wanted = [
+                [b for b in branches if can_win(b, k, known, scores, weights, self.rules)]
+                for k, branches in enumerate(begun)
+            ]
+            for session, branches, few in zip(self.sessions, begun, wanted, strict=True):
+                session.skip(len(branches) - len(few))
+            if not any(wanted):
+                return *self._union(whole), scores
+        written = await together(
+            s.complete(branches, settings) for s, branches in zip(self.sessions, wanted, strict=True)
+        )
+        proposals = []
+        for outline, branches, made in zip(outlines, wanted, written, strict=True):
+            done = dict(zip(map(id, branches), made, strict=True))
+            found = [c if isinstance(c, Candidate) else done.get(id(c)) for c in outline]
+            proposals.append([c for c in found if c is not None])
+        return *self._union(proposals), []
 
     def _union(self, proposals: Sequence[list[Candidate]]) -> tuple[list[Candidate], list[tuple[str, ...]]]:
         """Distinct candidates by bytes and end, in member order and then proposal order; who proposed each."""

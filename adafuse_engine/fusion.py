@@ -20,9 +20,9 @@ from random import Random
 
 from adafuse_engine.config import FusionRule
 from adafuse_engine.errors import NoScoreError
-from adafuse_engine.types import Candidate, Score
+from adafuse_engine.types import Branch, Candidate, Score
 
-__all__ = ["Decision", "Rules", "fuse"]
+__all__ = ["Decision", "Rules", "can_win", "fuse"]
 
 MORE_LIKELY_THAN_NOT = math.log(0.5)
 
@@ -86,6 +86,39 @@ def fuse(
     index = _pick(fused, rules.temperature, random)
     winner = candidates[index]
     return Decision(index, len(winner.words), winner.end, tuple(fused), abstained)
+
+
+def can_win(
+    branch: Branch,
+    proposer: int,
+    candidates: Sequence[Candidate],
+    scores: Sequence[Sequence[Score]],
+    weights: Sequence[float],
+    rules: Rules,
+) -> bool:
+    """Whether some completion of ``branch`` could still change what is committed, given these scores.
+
+    For `word_posterior` without a draw. No completion is more probable than what it begins with: under its
+    proposer that is ``branch.logprob``, under the others the words it shares with a scored candidate. At the
+    first word it must reach the best first word's probability, further on one half. True where no bound is
+    known: for the rules that divide by a length, and when a draw gives every candidate its chance.
+    """
+    finite = all(_finite(s) for row in scores for s in row)
+    if rules.rule != "word_posterior" or rules.temperature > 0 or not finite:
+        return True
+    depth = len(branch.words)
+    same = next((c for c, x in enumerate(candidates) if depth and x.words[:depth] == branch.words), None)
+    bounds = [0.0 if same is None else row[same].logprobs[depth - 1] for row in scores]
+    bounds[proposer] = branch.logprob
+    total = math.fsum(weights)
+    panel = _Panel(list(scores), [w / total for w in weights], [], rules.arithmetic)
+    reach = panel.mix(bounds)
+    # Rounding may order two sums of the same numbers either way.
+    slack = 1e-6
+    if depth:
+        return reach + slack > MORE_LIKELY_THAN_NOT
+    groups = _children(candidates, range(len(candidates)), 0)
+    return reach + slack >= max(_logprob(candidates[g[0]], g[0], 0, panel) for g in groups)
 
 
 @dataclass(frozen=True, slots=True)

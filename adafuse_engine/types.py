@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from adafuse_engine.trace import Trace
 
 __all__ = [
+    "Branch",
     "Candidate",
     "Chunk",
     "Completion",
@@ -64,6 +65,17 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """A candidate of which only the beginning is known: ``words``, and the first token of the next one.
+
+    ``logprob``: its proposer's log-probability up to there, in nats; no completion of it has a higher one.
+    """
+
+    words: tuple[bytes, ...]
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """What one member thinks of one candidate, in nats.
 
@@ -87,13 +99,21 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class MemberUsage:
-    """What one request cost one member. ``seconds``: time of the forwards it took part in."""
+    """What one request cost one member.
+
+    ``seconds``: time of the forwards it took part in. ``drafted``: tokens of other members' candidates that it
+    had seen when it proposed; ``accepted``: those of them that it then proposed itself. ``branches_skipped``:
+    branches left unwritten because they could not win any more.
+    """
 
     name: str
     prompt_tokens: int
     tokens_processed: int
     forward_passes: int
     seconds: float
+    drafted: int = 0
+    accepted: int = 0
+    branches_skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,7 @@ def test_a_member_whose_scores_are_nan_abstains_and_the_trace_says_so():
 
 def test_nan_logits_are_an_error_that_names_the_member_and_what_to_do():
     with (
-        engine(ScriptedMember("a", " one two"), ScriptedMember("b", " one two", nan_from=3)) as e,
+        engine(ScriptedMember("a", " one two"), ScriptedMember("b", " one two", nan_from=2)) as e,
         pytest.raises(NonFiniteLogitsError, match=r"'b'.*dtype="),
     ):
         e.generate("x")

@@ -7,7 +7,7 @@ from random import Random
 from typing import Protocol, runtime_checkable
 
 from adafuse_engine.config import ConfidenceKind, DecodingConfig
-from adafuse_engine.types import Candidate, MemberUsage, Prompt, Score
+from adafuse_engine.types import Branch, Candidate, MemberUsage, Prompt, Score
 
 __all__ = ["Member", "OutOfRoom", "Session"]
 
@@ -29,6 +29,11 @@ class Session(Protocol):
         ...
 
     @property
+    def group(self) -> Hashable:
+        """Equal for sessions whose forwards are made together, as on the same weights."""
+        ...
+
+    @property
     def room(self) -> int:
         """Tokens that still fit the context window."""
         ...
@@ -41,8 +46,28 @@ class Session(Protocol):
         """Whether this member has tokens for these bytes; a candidate that some member cannot follow is dropped."""
         ...
 
-    async def propose(self, settings: DecodingConfig, random: Random) -> list[Candidate]:
-        """Spans from the end of the ledger: certain words, then branches where certainty ends."""
+    async def outline(self, settings: DecodingConfig, random: Random) -> list[Candidate | Branch]:
+        """Spans from the end of the ledger: certain words, then branches where certainty ends.
+
+        Of the branches the most probable is complete, and any that needs nothing more; the others are begun.
+        """
+        ...
+
+    async def complete(self, branches: Sequence[Branch], settings: DecodingConfig) -> list[Candidate]:
+        """Write branches of the last outline to the end of their words."""
+        ...
+
+    async def consider(self, drafts: Sequence[Candidate]) -> None:
+        """Look at other members' candidates before outlining, so that agreeing with them costs nothing."""
+        ...
+
+    def skip(self, branches: int) -> None:
+        """Count branches of its outline that are left unwritten, for the usage."""
+        ...
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a forward of a few tokens takes, by what was measured so far; 0 if nothing was."""
         ...
 
     async def lead(self, settings: DecodingConfig) -> Candidate:

@@ -131,7 +131,8 @@ class ScriptedMember:
             self,
             sequence,
             root,
-            signature=(id(self), text),
+            group=id(self),
+            signature=text,
             prompt_tokens=tokens,
             context_window=self.context_window,
         )
@@ -171,6 +172,7 @@ class _ScriptedSequence:
         self.forward_passes = 0
         self.tokens_processed = prompt_tokens
         self.seconds = 0.0
+        self.pace = 0.0
 
     async def prefill(self) -> Distribution:
         self.forward_passes += 1

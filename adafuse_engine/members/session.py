@@ -16,7 +16,7 @@ from adafuse_engine.config import ConfidenceKind, DecodingConfig
 from adafuse_engine.errors import NonFiniteLogitsError
 from adafuse_engine.members.base import OutOfRoom
 from adafuse_engine.scaling import first_tokens
-from adafuse_engine.types import Candidate, MemberUsage, Score
+from adafuse_engine.types import Branch, Candidate, MemberUsage, Score
 from adafuse_engine.words import ends_by_itself, first_word_end, incomplete_suffix
 
 __all__ = ["Alphabet", "Fed", "TokenSequence", "TokenSession"]
@@ -71,6 +71,11 @@ class TokenSequence(Protocol):
         """Time of the forwards so far."""
         ...
 
+    @property
+    def pace(self) -> float:
+        """Seconds that a forward of a few tokens takes; 0 if none was measured."""
+        ...
+
     async def grow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Fed]:
         """Feed tokens in one forward. Nodes are numbered in order from 1; parents come before children."""
         ...
@@ -115,12 +120,14 @@ class TokenSession:
         sequence: TokenSequence,
         root: Distribution,
         *,
+        group: Hashable,
         signature: Hashable,
         prompt_tokens: int,
         context_window: int,
     ) -> None:
         self.name = name
-        self.signature = signature
+        self.group = group
+        self.signature = (group, signature)
         self._alphabet = alphabet
         self._sequence = sequence
         self._prompt_tokens = prompt_tokens
@@ -128,6 +135,9 @@ class TokenSession:
         self._committed: list[int] = []
         self._deferred: list[bytes] = []
         self._closed = False
+        self._counts = {"drafted": 0, "accepted": 0, "branches_skipped": 0}
+        self._certain: tuple[tuple[bytes, ...], tuple[bool, ...], int] = (), (), ROOT
+        self._begun: dict[int, int] = {}
         self._start([_Node(-1, -1, 0.0, root)])
 
     def _start(self, nodes: list[_Node]) -> None:
@@ -135,6 +145,7 @@ class TokenSession:
         self._nodes = nodes
         self._children = {(node.parent, node.token): n for n, node in enumerate(nodes) if n != ROOT}
         self._unfed: list[int] = []
+        self._drafted = range(0)
         # Word paths to nodes: those this member wrote itself, and those it tokenised to score others'.
         self._own: dict[tuple[bytes, ...], int] = {(): ROOT}
         self._encoded: dict[tuple[bytes, ...], int] = {}
@@ -168,7 +179,17 @@ class TokenSession:
             sequence.tokens_processed,
             sequence.forward_passes,
             sequence.seconds,
+            **self._counts,
         )
+
+    def skip(self, branches: int) -> None:
+        """Count branches that are left unwritten."""
+        self._counts["branches_skipped"] += branches
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a forward of a few tokens takes."""
+        return self._sequence.pace
 
     def pieces(self, words: Sequence[bytes]) -> list[bytes]:
         """The words as this member's tokens, each as bytes."""
@@ -181,23 +202,48 @@ class TokenSession:
 
     # ---- proposing
 
-    async def propose(self, settings: DecodingConfig, random: Random) -> list[Candidate]:
-        """Certain words, then at the first uncertain word start the branches, each to the end of its word."""
+    async def outline(self, settings: DecodingConfig, random: Random) -> list[Candidate | Branch]:
+        """Certain words, then branches; of those the most probable to the end of its word."""
         words, closed, node, ended = await self._certain_words(settings)
         if ended or len(words) == settings.max_words:
+            self._count_accepted(node)
             return [Candidate(words, ended, closed)]
-        ends = self._alphabet.ends
-        firsts = first_tokens(self._at(node), ends, settings, random)
-        grown = iter(await self._complete([(node, t) for t in firsts if t not in ends], settings))
-        candidates = []
-        for token in firsts:
-            if token in ends:
-                candidates.append(Candidate(words, True, closed))
+        here = self._at(node)
+        likely = dict(zip(here.top_ids, here.top_logprobs, strict=True))
+        self._certain = words, closed, node
+        self._begun = {}
+        outline: list[Candidate | Branch] = []
+        for token in first_tokens(here, self._alphabet.ends, settings, random):
+            if token in self._alphabet.ends:
+                outline.append(Candidate(words, True, closed))
                 continue
-            branch = next(grown)
-            candidates.append(Candidate((*words, branch.data), False, (*closed, branch.closed)))
+            branch = Branch(words, self._nodes[node].logprob + likely[token])
+            self._begun[id(branch)] = token
+            outline.append(branch)
+        if isinstance(first := outline[0], Branch):
+            [outline[0]] = await self.complete([first], settings)
+        self._count_accepted(self._own[outline[0].words])
+        return outline
+
+    async def complete(self, branches: Sequence[Branch], settings: DecodingConfig) -> list[Candidate]:
+        """Write branches of the last outline greedily to the end of their words, side by side."""
+        words, closed, node = self._certain
+        grown = await self._complete([(node, self._begun[id(b)]) for b in branches], settings)
+        for branch in grown:
             self._own.setdefault((*words, branch.data), branch.node)
-        return candidates
+        return [Candidate((*words, b.data), False, (*closed, b.closed)) for b in grown]
+
+    async def consider(self, drafts: Sequence[Candidate]) -> None:
+        """Feed others' candidates, all in one forward: where this member would write the same, it is done."""
+        before = len(self._nodes)
+        for candidate in drafts:
+            self._word_nodes(candidate.words)
+        await self._feed()
+        self._drafted = range(before, len(self._nodes))
+        self._counts["drafted"] += len(self._drafted)
+
+    def _count_accepted(self, node: int) -> None:
+        self._counts["accepted"] += sum(n in self._drafted for n in self._path(node))
 
     async def lead(self, settings: DecodingConfig) -> Candidate:
         """The certain words alone."""
@@ -253,6 +299,8 @@ class TokenSession:
 
     async def score(self, candidates: Sequence[Candidate], settings: DecodingConfig) -> list[Score]:
         """Log-probabilities of the candidates' words and ends under this member's own tokenisation."""
+        # Afresh: what it spelled itself since takes the place of what was encoded.
+        self._encoded.clear()
         paths = [self._word_nodes(candidate.words) for candidate in candidates]
         await self._feed()
         return [self._score(c, nodes, settings) for c, nodes in zip(candidates, paths, strict=True)]

@@ -133,7 +133,8 @@ class LocalMember:
             model.vocabulary,
             sequence,
             root,
-            signature=(id(model), tuple(ids)),
+            group=id(model),
+            signature=tuple(ids),
             prompt_tokens=len(ids),
             context_window=self.context_window,
         )
@@ -165,6 +166,10 @@ class _Sequence:
     @property
     def seconds(self) -> float:
         return self._tree.seconds
+
+    @property
+    def pace(self) -> float:
+        return self._runner.pace
 
     async def prefill(self, ids: Sequence[int], *, progress: bool) -> Distribution:
         await self._worker.call(lambda: self._runner.open(self._tree))

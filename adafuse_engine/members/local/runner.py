@@ -82,7 +82,7 @@ class Runner:
     """A model with its slots. `run` takes one feed per tree and makes one forward of them.
 
     ``chunk``: most tokens of a prompt that go into one forward, so that a long one can be cancelled and
-    others get their turn.
+    others get their turn. ``pace``: seconds of a forward that is no prefill, a moving average.
     """
 
     chunk = 512
@@ -98,6 +98,7 @@ class Runner:
         self._ends = torch.tensor(sorted(vocabulary.ends), dtype=torch.long, device=self.device)
         self._starters = torch.tensor(vocabulary.starters, dtype=torch.long, device=self.device)
         names = inspect.signature(model.forward).parameters
+        self.pace = 0.0
         self._cache_name = "cache" if "cache" in names else "past_key_values"
 
     # ---- slots
@@ -148,6 +149,8 @@ class Runner:
             logits = self._forward(feeds, first)
             results = self._read(feeds, first, logits)
         seconds = perf_counter() - started
+        if not feeds[0].prefill:
+            self.pace = 0.8 * self.pace + 0.2 * seconds if self.pace else seconds
         for feed in feeds:
             feed.tree.forward_passes += 1
             feed.tree.tokens_processed += len(feed.tokens)
