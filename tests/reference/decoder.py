@@ -47,17 +47,12 @@ class Reference:
         row[list(self.vocabulary.banned)] = -math.inf
         return torch.log_softmax(row, 0)
 
-    def spell(self, data):
-        return b"".join(self.vocabulary.bytes_of(i) for i in data)
-
 
 def confidence(row, kind):
     p = row.exp()
-    if kind == "margin":
-        best = p.topk(2).values
-        return float(best[0] - best[1])
-    if kind == "max_prob":
-        return float(p.max())
+    if kind != "entropy":
+        best, second = p.topk(2).values.tolist()
+        return best - second if kind == "margin" else best
     size = int(torch.isfinite(row).sum())
     return 1 + float((p * row.nan_to_num(neginf=0)).sum()) / math.log(size)
 
@@ -139,15 +134,14 @@ def score(m, candidate, s):
 
 
 def mix(values, weights, arithmetic):
-    if arithmetic:
-        return math.log(sum(w * math.exp(v) for w, v in zip(weights, values, strict=True)))
-    return sum(w * v for w, v in zip(weights, values, strict=True))
+    pairs = list(zip(weights, values, strict=True))
+    return math.log(sum(w * math.exp(v) for w, v in pairs)) if arithmetic else sum(w * v for w, v in pairs)
 
 
 def pick(values, s, random):
-    if s.temperature == 0 or len(values) == 1:
-        return values.index(max(values))
     top = max(values)
+    if s.temperature == 0 or len(values) == 1:
+        return values.index(top)
     return random.choices(range(len(values)), [math.exp((v - top) / s.temperature) for v in values])[0]
 
 
@@ -211,8 +205,7 @@ def decode(members, s, seed=0):
             else:
                 words, ended = fuse(members, candidates, s, Random(f"{seed}/{index}/commit"))
         first = spelling(members[0], words)
-        room = s.max_tokens - tokens
-        ledger += members[0].spell(first[:room])
+        ledger += b"".join(map(members[0].vocabulary.bytes_of, first[: s.max_tokens - tokens]))
         tokens += len(first)
         if ended or tokens >= s.max_tokens:
             return ledger
