@@ -255,6 +255,10 @@ class EngineConfig(_Frozen):
         The settings that calls start from.
     max_concurrency
         Requests that run at once; more wait in arrival order.
+    prefix_slots
+        Prompts (with their answers) that each model keeps in its KV cache after their requests, so that a
+        later prompt with the same beginning (few-shot examples, a retrieved context, a chat's history) need
+        not be computed from the start. The least recently used goes first; 0 keeps none.
     progress
         Show loading and long prefills: a bar in a terminal, log lines elsewhere.
     """
@@ -262,6 +266,7 @@ class EngineConfig(_Frozen):
     members: tuple[MemberConfig, ...]
     decoding: DecodingConfig = Field(default_factory=DecodingConfig)
     max_concurrency: Annotated[int, Field(ge=1)] = 8
+    prefix_slots: Annotated[int, Field(ge=0)] = 4
     progress: bool = True
 
     @field_validator("members", mode="before")

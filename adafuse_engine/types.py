@@ -101,9 +101,10 @@ class Score:
 class MemberUsage:
     """What one request cost one member.
 
-    ``seconds``: time of the forwards it took part in. ``drafted``: tokens of other members' candidates that it
-    had seen when it proposed; ``accepted``: those of them that it then proposed itself. ``branches_skipped``:
-    branches left unwritten because they could not win any more.
+    ``seconds``: time of the forwards it took part in. ``prompt_tokens_reused``: tokens at the beginning of the
+    prompt that an earlier request had computed, and that are no part of ``tokens_processed``. ``drafted``:
+    tokens of other members' candidates that it had seen when it proposed; ``accepted``: those of them that it
+    then proposed itself. ``branches_skipped``: branches left unwritten because they could not win any more.
     """
 
     name: str
@@ -111,6 +112,7 @@ class MemberUsage:
     tokens_processed: int
     forward_passes: int
     seconds: float
+    prompt_tokens_reused: int = 0
     drafted: int = 0
     accepted: int = 0
     branches_skipped: int = 0

@@ -173,6 +173,7 @@ class _ScriptedSequence:
         self.tokens_processed = prompt_tokens
         self.seconds = 0.0
         self.pace = 0.0
+        self.reused = 0
 
     async def prefill(self) -> Distribution:
         self.forward_passes += 1

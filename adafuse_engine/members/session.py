@@ -76,6 +76,11 @@ class TokenSequence(Protocol):
         """Seconds that a forward of a few tokens takes; 0 if none was measured."""
         ...
 
+    @property
+    def reused(self) -> int:
+        """Tokens of the prompt that were not fed, because an earlier request had computed them."""
+        ...
+
     async def grow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Fed]:
         """Feed tokens in one forward. Nodes are numbered in order from 1; parents come before children."""
         ...
@@ -179,6 +184,7 @@ class TokenSession:
             sequence.tokens_processed,
             sequence.forward_passes,
             sequence.seconds,
+            sequence.reused,
             **self._counts,
         )
 

@@ -359,7 +359,7 @@ def test_a_gemma_prompt_past_its_window_keeps_the_tree_exact():
     tree = Tree(Want(2, False, False))
     text = model.tokenizer("The ferry leaves the harbour at seven. " * 80).input_ids
     assert len(text) > 600
-    model.runner.open(tree)
+    model.runner.open(tree, text)
     for start in range(0, len(text), 512):
         model.runner.run([Feed(tree, (), text[start : start + 512], prefill=True)])
     model.runner.run([Feed(tree, (0, 0, 2), (818, 236764, 496))])

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from adafuse_engine import Engine
-from adafuse_engine.members.local.kv_cache import SlotCache
 from adafuse_engine.members.local.runner import Feed, PlainRunner, Tree, Want, plain_logits
 from adafuse_engine.members.local.selfcheck import tree_attention_works
 from tests.support import tiny
@@ -26,7 +25,7 @@ def test_a_batch_of_trees_in_scattered_slots_equals_plain_forwards(kind):
     assert not isinstance(runner, PlainRunner)
     trees = [Tree(WANT) for _ in range(5)]
     for tree in trees:
-        runner.open(tree)
+        runner.open(tree, [5])
     runner.close(trees[1])
     runner.close(trees[3])
     live = [trees[4], trees[0], trees[2]]
@@ -48,7 +47,7 @@ def test_a_batch_of_trees_in_scattered_slots_equals_plain_forwards(kind):
 def test_keeping_a_path_leaves_the_others_without_a_trace(kind):
     runner = tiny.local_model(kind).runner
     tree = Tree(WANT)
-    runner.open(tree)
+    runner.open(tree, [3])
     runner.run([Feed(tree, (), list(range(5, 25)), prefill=True)])
     runner.run([Feed(tree, (0, 0, 0, 2, 4), (40, 41, 42, 43, 44))])
     runner.keep(tree, [2, 4, 5])
@@ -62,7 +61,7 @@ def test_what_is_read_off_the_logits_is_right():
     model = tiny.local_model("llama")
     runner, vocabulary = model.runner, model.vocabulary
     tree = Tree(WANT)
-    runner.open(tree)
+    runner.open(tree, [3])
     [[root]] = runner.run([Feed(tree, (), [5, 6, 7], prefill=True)])
     [[child]] = runner.run([Feed(tree, (0,), (9,))])
     logits = plain_logits(runner.model, [5, 6, 7], runner.device).double()
@@ -82,7 +81,7 @@ def test_special_tokens_are_never_written_nor_given_mass():
     pad = model.tokenizer.convert_tokens_to_ids("<|pad|>")
     assert pad in model.vocabulary.banned
     tree = Tree(WANT)
-    model.runner.open(tree)
+    model.runner.open(tree, [3])
     model.runner.run([Feed(tree, (), [5], prefill=True)])
     assert tree.rows[0].logits[pad] == -torch.inf
 
@@ -110,27 +109,15 @@ def test_the_self_check_notices_a_wrong_mask(monkeypatch):
 
 
 def test_branches_do_not_copy_the_prefix():
-    model = tiny.local_model("llama")
-    runner = model.runner
     sizes = []
     for branches in (1, 30):
+        runner = tiny.local_model("llama").runner
         tree = Tree(WANT)
-        runner.open(tree)
+        runner.open(tree, [5] * 600)
         runner.run([Feed(tree, (), [5] * 600, prefill=True)])
         runner.run([Feed(tree, [0] * branches, list(range(10, 10 + branches)))])
         sizes.append(runner.cache.bytes)
-        runner.close(tree)
     assert sizes[0] == sizes[1] > 0
-    assert runner.cache.bytes == 0
-
-
-def test_a_freed_slot_is_used_again_before_a_new_one_is_made():
-    cache = SlotCache(1)
-    first, second = cache.allocate(), cache.allocate()
-    cache.release(first)
-    assert cache.allocate() == first
-    assert {first, second} == {0, 1}
-    assert cache.slots == 2
 
 
 def test_the_prompt_is_fed_once_and_each_round_feeds_only_new_tokens():
@@ -170,14 +157,14 @@ async def test_a_cancelled_request_frees_its_slot():
     member = tiny.member("llama", "a", 1)
     with Engine(members=[member]) as engine:
         task = asyncio.create_task(engine.agenerate("The ferry", max_tokens=1000))
-        cache = member.model.runner.cache
+        slots = member.model.runner.slots
         async with asyncio.timeout(10):
-            while not cache.bytes:
+            while not slots.busy:
                 await asyncio.sleep(0.001)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            while cache.bytes:
+            while slots.busy:
                 await asyncio.sleep(0.001)
         assert engine.generate("The ferry", max_tokens=3).finish_reason in ("length", "stop")
 

@@ -73,40 +73,22 @@ class SlotCache(Cache):
         self.slots = 0
         self.length = 0
         self.width = 0
-        self._free: list[int] = []
         self._rows: list[int] = []
         self._columns = torch.empty(0, dtype=torch.long)
         super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
 
-    def allocate(self) -> int:
-        """A free slot; the lowest one, so that busy slots stay close together."""
-        if not self._free:
-            self._resize(self.slots + 1, self.length)
-        slot = min(self._free)
-        self._free.remove(slot)
-        return slot
-
-    def release(self, slot: int) -> None:
-        """Give a slot back. When the last one comes back, so does the memory."""
-        self._free.append(slot)
-        if len(self._free) == self.slots:
-            self.slots = self.length = 0
-            self._free = []
-            for layer in self.layers:
-                layer.keys = layer.values = None
-                layer.is_initialized = False
-
-    def reserve(self, length: int) -> None:
-        """Make room for ``length`` columns in every slot."""
+    def reserve(self, slots: int, length: int) -> None:
+        """Make room for so many slots, with ``length`` columns in each."""
         if length > self.length:
             # Growth by an eighth at least keeps the copies few without doubling the memory.
             length = max(length, self.length + self.length // 8)
-            self._resize(self.slots, -(-length // GRAIN) * GRAIN)
+            length = -(-length // GRAIN) * GRAIN
+        if slots > self.slots or length > self.length:
+            self._resize(max(slots, self.slots), max(length, self.length))
 
     def _resize(self, slots: int, length: int) -> None:
         for layer in self.layers:
             layer.grow(slots, length)
-        self._free.extend(range(self.slots, slots))
         self.slots, self.length = slots, length
 
     def aim(self, rows: Sequence[int], columns: Tensor, width: int) -> None:
@@ -135,6 +117,13 @@ class SlotCache(Cache):
         index = torch.tensor(source)
         for layer in self.layers:
             layer.move(slot, index, start)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` columns of one slot to another."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                for tensor in (layer.keys, layer.values):
+                    tensor[target, :, :length] = tensor[source, :, :length]
 
     @property
     def bytes(self) -> int:

@@ -36,7 +36,7 @@ LONG_PREFILL = 2048
 class LocalModel:
     """One copy of a model's weights, with what all members on it share. Closed with its last member."""
 
-    def __init__(self, config: MemberConfig, loaded: LoadedModel) -> None:
+    def __init__(self, config: MemberConfig, loaded: LoadedModel, prefix_slots: int = 4) -> None:
         self.tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
         model = loaded.model
         ends = end_tokens(model, loaded.tokenizer)
@@ -47,7 +47,7 @@ class LocalModel:
         self.vocabulary = Vocabulary(config.label, loaded.tokenizer, ends, size)
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.context_window: int = config.context_window or limit or 2048
-        self.runner = Runner(model, self.vocabulary)
+        self.runner = Runner(model, self.vocabulary, prefix_slots)
         if not tree_attention_works(self.runner):
             log.warning(
                 "%s cannot attend to a tree of candidates; every token is computed from the whole text instead, "
@@ -171,12 +171,17 @@ class _Sequence:
     def pace(self) -> float:
         return self._runner.pace
 
+    @property
+    def reused(self) -> int:
+        return self._tree.reused
+
     async def prefill(self, ids: Sequence[int], *, progress: bool) -> Distribution:
-        await self._worker.call(lambda: self._runner.open(self._tree))
+        await self._worker.call(lambda: self._runner.open(self._tree, ids))
         with track(
             f"{self._name}: reading the prompt", len(ids), enabled=progress and len(ids) > LONG_PREFILL
         ) as advance:
-            for start in range(0, len(ids), self._runner.chunk):
+            advance(self._tree.reused)
+            for start in range(self._tree.reused, len(ids), self._runner.chunk):
                 chunk = ids[start : start + self._runner.chunk]
                 [root] = await self._feed(Feed(self._tree, (), chunk, prefill=True))
                 advance(len(chunk))
@@ -213,7 +218,8 @@ def load_local(config: EngineConfig) -> list[Member]:
         for member in config.members:
             key = member.weights_key()
             if key not in models:
-                models[key] = LocalModel(member, load(member, progress=config.progress))
+                loaded = load(member, progress=config.progress)
+                models[key] = LocalModel(member, loaded, config.prefix_slots)
             members.append(LocalMember(member, models[key], progress=config.progress))
     except BaseException:
         for made in members:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from adafuse_engine.confidence import Distribution
 from adafuse_engine.members.local.attention import Masks
 from adafuse_engine.members.local.kv_cache import SlotCache
+from adafuse_engine.members.local.slots import Slots
 from adafuse_engine.members.local.tokens import Vocabulary
 from adafuse_engine.members.session import Fed
 
@@ -44,7 +45,8 @@ class Tree:
     """One request's state: the prefix's ids in the first columns of a slot, and the round's tokens behind it.
 
     Node n of the tree (from 1) has its parent in ``parents[n]``, its token in ``tokens[n]``, its distance from
-    the prefix in ``depths[n]``, its column in ``columns[n]``. Node 0 is the prefix's end.
+    the prefix in ``depths[n]``, its column in ``columns[n]``. Node 0 is the prefix's end. ``reused``: tokens of
+    the prompt that another request had computed.
     """
 
     want: Want
@@ -55,6 +57,7 @@ class Tree:
     depths: list[int] = field(default_factory=lambda: [0])
     columns: list[int] = field(default_factory=lambda: [-1])
     rows: list[Row | None] = field(default_factory=lambda: [None])
+    reused: int = 0
     forward_passes: int = 0
     tokens_processed: int = 0
     seconds: float = 0.0
@@ -87,11 +90,12 @@ class Runner:
 
     chunk = 512
 
-    def __init__(self, model: PreTrainedModel, vocabulary: Vocabulary) -> None:
+    def __init__(self, model: PreTrainedModel, vocabulary: Vocabulary, prefix_slots: int = 4) -> None:
         self.model = model
         self.device = model.get_input_embeddings().weight.device
         config = model.config.get_text_config()
         self.masks = Masks.of(config, model.dtype)
+        self.slots = Slots(prefix_slots)
         self.cache = SlotCache(config.num_hidden_layers)
         self.size = vocabulary.size - len(vocabulary.banned)
         self._banned = torch.tensor(sorted(vocabulary.banned), dtype=torch.long, device=self.device)
@@ -103,15 +107,21 @@ class Runner:
 
     # ---- slots
 
-    def open(self, tree: Tree) -> None:
-        """Give the tree a slot."""
-        with torch.inference_mode():
-            tree.slot = self.cache.allocate()
+    def open(self, tree: Tree, ids: Sequence[int]) -> None:
+        """Give the tree a slot for a prompt. Its prefix is then what of the prompt is known already."""
+        taken = self.slots.take(ids, tree.prefix)
+        tree.slot = taken.slot
+        tree.prefix.extend(ids[: taken.reused])
+        tree.reused = taken.reused
+        if taken.source is not None:
+            with torch.inference_mode():
+                self.cache.reserve(self.slots.count, taken.reused)
+                self.cache.copy(taken.source, taken.slot, taken.reused)
 
     def close(self, tree: Tree) -> None:
-        """Take the tree's slot back. May be called again."""
+        """Take the tree's slot back; what it holds stays for later prompts. May be called again."""
         if tree.slot >= 0:
-            self.cache.release(tree.slot)
+            self.slots.give(tree.slot)
             tree.slot = -1
         tree.rows = []
 
@@ -180,7 +190,7 @@ class Runner:
         queries = max(len(feed.tokens) for feed in feeds)
         width = max(len(t.prefix) + len(t.tokens) - 1 for t, _, _ in order)
         # Padding is written to a column that nobody reads.
-        self.cache.reserve(width + 1)
+        self.cache.reserve(self.slots.count, width + 1)
         ids = torch.zeros((len(order), queries), dtype=torch.long)
         positions = torch.zeros((len(order), queries), dtype=torch.long)
         columns = torch.full((len(order), queries), width, dtype=torch.long)
@@ -274,7 +284,7 @@ class PlainRunner(Runner):
 
     chunk = 1 << 62
 
-    def open(self, tree: Tree) -> None:
+    def open(self, tree: Tree, ids: Sequence[int]) -> None:
         """Nothing is held per request."""
 
     def move(self, tree: Tree, nodes: Sequence[int]) -> None:

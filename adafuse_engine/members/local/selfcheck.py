@@ -26,7 +26,7 @@ def tree_attention_works(runner: Runner) -> bool:
     prefix, (a, b, c, d) = ids[:-4], ids[-4:]
     tree = Tree(Want(2, False, False))
     try:
-        runner.open(tree)
+        runner.open(tree, ())
         runner.run([Feed(tree, (), prefix[:9], prefill=True)])
         runner.run([Feed(tree, (), prefix[9:], prefill=True)])
         # Siblings first and the second sibling's child last: rows must not see their siblings.
@@ -48,6 +48,7 @@ def tree_attention_works(runner: Runner) -> bool:
         log.info("tree attention: %s: %s", type(error).__name__, error)
         return False
     finally:
+        tree.prefix.clear()  # nothing here is worth keeping for later prompts
         runner.close(tree)
     return worst <= TOLERANCE.get(runner.model.dtype, 0.5)
 
