@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from adafuse_engine.config import DecodingConfig
 from adafuse_engine.errors import MemberError
-from adafuse_engine.fusion import Decision, Rules, can_win, fuse
+from adafuse_engine.fusion import Decision, Rules, can_win, fuse, is_worth_scoring
 from adafuse_engine.members.base import OutOfRoom, Session
 from adafuse_engine.trace import CandidateTrace, Round, Trace
 from adafuse_engine.types import Branch, Candidate, FinishReason, Score
@@ -201,6 +201,8 @@ class _Decoder:
         if not any(begun):
             return *self._union(whole), []
         wanted = begun
+        known: list[Candidate] = []
+        scores: list[list[Score]] = []
         if settings.early_decisions:
             known, _ = self._union(whole)
             scores = await together(s.score(known, settings) for s in self.sessions)
@@ -213,15 +215,35 @@ class _Decoder:
                 session.skip(len(branches) - len(few))
             if not any(wanted):
                 return *self._union(whole), scores
-        written = await together(
+        completed = await together(
             s.complete(branches, settings) for s, branches in zip(self.sessions, wanted, strict=True)
         )
+        written: list[list[Candidate | None]] = [list(made) for made in completed]
+        if settings.early_decisions:
+            await self._strike_out(written, known, scores, settings)
         proposals = []
         for outline, branches, made in zip(outlines, wanted, written, strict=True):
             done = dict(zip(map(id, branches), made, strict=True))
             found = [c if isinstance(c, Candidate) else done.get(id(c)) for c in outline]
             proposals.append([c for c in found if c is not None])
         return *self._union(proposals), []
+
+    async def _strike_out(
+        self,
+        written: list[list[Candidate | None]],
+        known: list[Candidate],
+        scores: list[list[Score]],
+        settings: DecodingConfig,
+    ) -> None:
+        """Put None for candidates that their proposer likes too little for them to win: nobody need score them."""
+        weights = [v.weight for v in self.voices]
+        for k, (session, made) in enumerate(zip(self.sessions, written, strict=True)):
+            own = await session.score([c for c in made if c is not None], settings)
+            for i, (candidate, score) in enumerate(zip(list(made), own, strict=True)):
+                if candidate is not None and not is_worth_scoring(
+                    candidate, k, score, known, scores, weights, self.rules
+                ):
+                    made[i] = None
 
     def _union(self, proposals: Sequence[list[Candidate]]) -> tuple[list[Candidate], list[tuple[str, ...]]]:
         """Distinct candidates by bytes and end, in member order and then proposal order; who proposed each."""

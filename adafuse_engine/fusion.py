@@ -22,9 +22,11 @@ from adafuse_engine.config import FusionRule
 from adafuse_engine.errors import NoScoreError
 from adafuse_engine.types import Branch, Candidate, Score
 
-__all__ = ["Decision", "Rules", "can_win", "fuse"]
+__all__ = ["Decision", "Rules", "can_win", "fuse", "is_worth_scoring"]
 
 MORE_LIKELY_THAN_NOT = math.log(0.5)
+# Rounding may order two sums of the same numbers either way; bounds allow for that.
+SLACK = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ def fuse(
     )
     if rules.rule == "word_posterior":
         return _descend(candidates, panel, rules, random, abstained)
-    fused = _WHOLE[rules.rule](candidates, panel)
+    by_length = rules.rule in _PER_LENGTH
+    fused = _by_length(rules.rule, candidates, panel) if by_length else _vote(candidates, panel)
     index = _pick(fused, rules.temperature, random)
     winner = candidates[index]
     return Decision(index, len(winner.words), winner.end, tuple(fused), abstained)
@@ -113,12 +116,35 @@ def can_win(
     total = math.fsum(weights)
     panel = _Panel(list(scores), [w / total for w in weights], [], rules.arithmetic)
     reach = panel.mix(bounds)
-    # Rounding may order two sums of the same numbers either way.
-    slack = 1e-6
     if depth:
-        return reach + slack > MORE_LIKELY_THAN_NOT
+        return reach + SLACK > MORE_LIKELY_THAN_NOT
     groups = _children(candidates, range(len(candidates)), 0)
-    return reach + slack >= max(_logprob(candidates[g[0]], g[0], 0, panel) for g in groups)
+    return reach + SLACK >= max(_logprob(candidates[g[0]], g[0], 0, panel) for g in groups)
+
+
+def is_worth_scoring(
+    candidate: Candidate,
+    proposer: int,
+    own: Score,
+    candidates: Sequence[Candidate],
+    scores: Sequence[Sequence[Score]],
+    weights: Sequence[float],
+    rules: Rules,
+) -> bool:
+    """Whether a candidate that its proposer alone has scored could still beat the best of ``candidates``.
+
+    For `mean_nll` and `bits_per_byte` without a draw: the others can at best be certain of it. True for the
+    other rules: `word_posterior` compares word by word, and every share of a `vote` depends on all candidates.
+    """
+    value = _PER_LENGTH.get(rules.rule)
+    finite = all(_finite(s) for row in scores for s in row) and _finite(own)
+    if value is None or rules.temperature > 0 or not finite:
+        return True
+    total = math.fsum(weights)
+    panel = _Panel(list(scores), [w / total for w in weights], [], rules.arithmetic)
+    best = max(panel.mix([value(known, row[c]) for row in scores]) for c, known in enumerate(candidates))
+    reach = panel.mix([value(candidate, own) if k == proposer else 0.0 for k in range(len(scores))])
+    return reach + SLACK >= best
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +170,23 @@ def _finite(score: Score) -> bool:
     return all(map(math.isfinite, (*score.logprobs, *score.boundary, score.end_logprob or 0.0)))
 
 
-def _mean_nll(candidates: Sequence[Candidate], panel: _Panel) -> list[float]:
-    return [
-        panel.mix([row[c].total / max(1, row[c].tokens) for row in panel.scores]) for c in range(len(candidates))
-    ]
+def _per_token(candidate: Candidate, score: Score) -> float:
+    return score.total / max(1, score.tokens)
 
 
-def _bits_per_byte(candidates: Sequence[Candidate], panel: _Panel) -> list[float]:
-    sizes = [len(c.data) + c.end for c in candidates]
-    return [
-        panel.mix([row[c].total / (max(1, size) * math.log(2)) for row in panel.scores])
-        for c, size in enumerate(sizes)
-    ]
+def _per_byte(candidate: Candidate, score: Score) -> float:
+    return score.total / (max(1, len(candidate.data) + candidate.end) * math.log(2))
+
+
+_PER_LENGTH: dict[FusionRule, Callable[[Candidate, Score], float]] = {
+    "mean_nll": _per_token,
+    "bits_per_byte": _per_byte,
+}
+
+
+def _by_length(rule: FusionRule, candidates: Sequence[Candidate], panel: _Panel) -> list[float]:
+    value = _PER_LENGTH[rule]
+    return [panel.mix([value(x, row[c]) for row in panel.scores]) for c, x in enumerate(candidates)]
 
 
 def _vote(candidates: Sequence[Candidate], panel: _Panel) -> list[float]:
@@ -165,13 +196,6 @@ def _vote(candidates: Sequence[Candidate], panel: _Panel) -> list[float]:
         say = panel.weights
     shares = [_log_softmax([s.total for s in row]) for row in panel.scores]
     return [panel.mix([share[c] for share in shares], say) for c in range(len(candidates))]
-
-
-_WHOLE: dict[FusionRule, Callable[[Sequence[Candidate], _Panel], list[float]]] = {
-    "mean_nll": _mean_nll,
-    "bits_per_byte": _bits_per_byte,
-    "vote": _vote,
-}
 
 
 def _descend(

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adafuse_engine.errors import NoScoreError
-from adafuse_engine.fusion import Rules, fuse
-from adafuse_engine.types import Candidate, Score
+from adafuse_engine.fusion import Rules, can_win, fuse, is_worth_scoring
+from adafuse_engine.types import Branch, Candidate, Score
 
 
 def cand(*words, end=False):
@@ -153,3 +153,63 @@ def test_the_order_of_members_changes_nothing_but_ties(values, random):
         one = decide(candidates, [a, b], rule, weights=[0.4, 0.6], confidences=[0.3, 0.8])
         two = decide(candidates, [b, a], rule, weights=[0.6, 0.4], confidences=[0.8, 0.3])
         assert one.scores == pytest.approx(two.scores)
+
+
+# ---- bounds
+
+
+def wins(branch, candidates, scores, rule="word_posterior", **options):
+    return can_win(branch, 0, candidates, scores, [0.5, 0.5], Rules(rule, **options))
+
+
+def test_a_first_word_that_cannot_reach_the_best_is_left_out():
+    known = [cand(" a")], [[score(math.log(0.6))], [score(math.log(0.6))]]
+    # At best the other member is certain of it: sqrt(0.3) < 0.6 < sqrt(0.4).
+    assert not wins(Branch((), math.log(0.3)), *known)
+    assert wins(Branch((), math.log(0.4)), *known)
+
+
+def test_an_arithmetic_mix_has_a_bound_of_its_own():
+    known = [cand(" a")], [[score(math.log(0.6))], [score(math.log(0.6))]]
+    assert wins(Branch((), math.log(0.3)), *known, arithmetic=True)
+
+
+def test_a_deeper_word_must_be_more_likely_than_not():
+    known = [cand(" a", " b")], [[score(-0.1, -1.0)], [score(math.log(0.5), -1.0)]]
+    assert not wins(Branch((b" a",), math.log(0.4)), *known)
+    assert wins(Branch((b" a",), math.log(0.6)), *known)
+
+
+def test_without_a_bound_or_with_a_draw_every_branch_is_written():
+    known = [cand(" a")], [[score(-0.1)], [score(-0.1)]]
+    for rule in ("mean_nll", "bits_per_byte", "vote"):
+        assert wins(Branch((), -9.0), *known, rule=rule)
+    assert wins(Branch((), -9.0), *known, temperature=1.0)
+
+
+@pytest.mark.parametrize("rule", ["mean_nll", "bits_per_byte"])
+def test_a_candidate_its_proposer_likes_too_little_is_not_scored(rule):
+    known = [cand(" abc")], [[score(-1.0)], [score(-1.0)]]
+    args = (*known, [0.5, 0.5], Rules(rule))
+    assert not is_worth_scoring(cand(" xyz"), 0, score(-2.1), *args)
+    assert is_worth_scoring(cand(" xyz"), 0, score(-1.9), *args)
+    assert is_worth_scoring(cand(" xyz"), 0, score(-9.0), *known, [0.5, 0.5], Rules("vote"))
+
+
+triples = st.tuples(logs, logs, logs)
+
+
+@given(st.lists(st.tuples(triples, triples), min_size=2, max_size=5), st.booleans(), st.floats(0.1, 0.9))
+def test_bounds_never_leave_out_a_winner(values, arithmetic, weight):
+    """Each candidate is a branch with a first token, a rest and a word end; the last is known only as such."""
+    weights = [weight, 1 - weight]
+    candidates = [cand(f" w{i}") for i in range(len(values))]
+    rows = [[score(a + b, boundary=[c]) for a, b, c in [pair[k] for pair in values]] for k in (0, 1)]
+    for rule in ("word_posterior", "mean_nll", "bits_per_byte"):
+        rules = Rules(rule, arithmetic)
+        made = fuse(candidates, rows, weights, [1, 1], rules, Random(0))
+        last = len(values) - 1
+        if made.index == last:
+            some = candidates[:last], [row[:last] for row in rows]
+            assert can_win(Branch((), values[last][0][0]), 0, *some, weights, rules)
+            assert is_worth_scoring(candidates[last], 0, rows[0][last], *some, weights, rules)
