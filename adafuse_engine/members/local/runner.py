@@ -34,10 +34,10 @@ class Want:
 
 @dataclass(slots=True)
 class Row:
-    """Logits after one token, kept on the device while children may still be fed: ``[vocabulary]``."""
+    """Logits after one token and their logsumexp, on the device while children may be fed."""
 
     logits: Tensor
-    norm: float
+    norm: Tensor
 
 
 @dataclass(slots=True)
@@ -205,11 +205,11 @@ class Runner:
                 positions[b, :n] = torch.tensor([base + tree.depths[i] for i in nodes])
                 columns[b, :n] = torch.tensor([tree.columns[i] for i in nodes])
         mask = self.masks.build(order, positions, width, self.device)
-        self.cache.aim([t.slot for t, _, _ in order], columns.to(self.device), width)
+        self.cache.aim([t.slot for t, _, _ in order], self._moved(columns), width)
         only_last = all(feed.prefill for feed in feeds) and len({len(f.tokens) for f in feeds}) == 1
         output = self.model(
-            input_ids=ids.to(self.device),
-            position_ids=positions.to(self.device),
+            input_ids=self._moved(ids),
+            position_ids=self._moved(positions),
             attention_mask=mask,
             use_cache=True,
             logits_to_keep=1 if only_last else 0,
@@ -222,58 +222,67 @@ class Runner:
             logits[i] = (rows[-1:] if feeds[i].prefill else rows).float()
         return logits
 
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """On the model's device, without waiting for the copy."""
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
+
     def _read(self, feeds: Sequence[Feed], first: Sequence[int], logits: Sequence[Tensor]) -> list[list[Fed]]:
         """Logits -> what the requests want to know, computed for all rows together and fetched once."""
         rows = torch.cat(list(logits)) if len(logits) > 1 else logits[0]
         rows.index_fill_(1, self._banned, -math.inf)
-        top = min(max(feed.tree.want.top for feed in feeds), rows.shape[1])
         norms = torch.logsumexp(rows, dim=1)
+        wants = [feed.tree.want for feed in feeds]
+        top = min(max(want.top for want in wants), rows.shape[1])
         values, ids = torch.topk(rows, top, dim=1)
-        ends = torch.logsumexp(rows.index_select(1, self._ends), dim=1) if len(self._ends) else None
-        columns = [norms, values[:, 0] * 0 - math.inf if ends is None else ends - norms]
         unknown = torch.full_like(norms, math.nan)
-        starts = any(feed.tree.want.start_mass for feed in feeds)
-        columns.append(torch.logsumexp(rows.index_select(1, self._starters), dim=1) - norms if starts else unknown)
-        entropy = any(feed.tree.want.entropy for feed in feeds)
-        columns.append(_entropy(rows, norms) if entropy else unknown)
-        facts = torch.cat([torch.stack(columns, dim=1), values - norms[:, None]], dim=1).tolist()
-        all_ids: list[list[int]] = ids.tolist()
+        columns = [
+            self._mass(rows, norms, self._ends),
+            self._mass(rows, norms, self._starters) if any(w.start_mass for w in wants) else unknown,
+            _entropy(rows, norms) if any(w.entropy for w in wants) else unknown,
+            self._under_parents(feeds, first, rows, norms),
+        ]
+        # Ids are whole numbers below 2**24, which float32 holds exactly: so one transfer brings everything.
+        facts = torch.cat([torch.stack(columns, dim=1), values - norms[:, None], ids.float()], dim=1).tolist()
 
         results: list[list[Fed]] = []
         at = 0
-        for feed, start in zip(feeds, first, strict=True):
-            tree, fed = feed.tree, []
-            count = 1 if feed.prefill else len(feed.tokens)
-            for k in range(count):
-                norm, end, begin, spread, *logprobs = facts[at + k]
-                row = Row(rows[at + k], norm)
-                want = tree.want.top
-                distribution = Distribution(
-                    tuple(all_ids[at + k][:want]), tuple(logprobs[:want]), end, begin, spread, self.size
-                )
-                if feed.prefill:
-                    tree.rows[0] = row
-                else:
-                    tree.rows[start + k] = row
-                fed.append(Fed(0.0, distribution))
-            if not feed.prefill:
-                logprobs_of = self._under_parents(tree, start, count)
-                fed = [Fed(lp, f.distribution) for lp, f in zip(logprobs_of, fed, strict=True)]
+        for feed in feeds:
+            fed = []
+            for _ in range(1 if feed.prefill else len(feed.tokens)):
+                end, begin, spread, logprob, *ranked = facts[at]
+                want = feed.tree.want.top
+                logprobs, tokens = ranked[:top][:want], ranked[top:][:want]
+                distribution = Distribution(tuple(map(int, tokens)), tuple(logprobs), end, begin, spread, self.size)
+                fed.append(Fed(logprob, distribution))
+                at += 1
             results.append(fed)
-            at += count
         return results
 
-    def _under_parents(self, tree: Tree, start: int, count: int) -> list[float]:
-        """Each new token's log-probability under its parent."""
-        picked, norms = [], []
-        for node in range(start, start + count):
-            row = tree.rows[tree.parents[node]]
-            if row is None:
-                raise RuntimeError("a parent was not fed before its child")
-            picked.append(row.logits[tree.tokens[node]])
-            norms.append(row.norm)
-        values: list[float] = torch.stack(picked).tolist()
-        return [v - n for v, n in zip(values, norms, strict=True)]
+    def _under_parents(self, feeds: Sequence[Feed], first: Sequence[int], rows: Tensor, norms: Tensor) -> Tensor:
+        """Each new token's log-probability under its parent, ``[rows]``; the rows are handed to their nodes."""
+        picked: list[Tensor] = []
+        for feed, start in zip(feeds, first, strict=True):
+            tree = feed.tree
+            if feed.prefill:
+                tree.rows[0] = Row(rows[len(picked)], norms[len(picked)])
+                picked.append(torch.zeros_like(norms[0]))
+                continue
+            for node in range(start, start + len(feed.tokens)):
+                tree.rows[node] = Row(rows[len(picked)], norms[len(picked)])
+                parent = tree.rows[tree.parents[node]]
+                if parent is None:
+                    raise RuntimeError("a parent was not fed before its child")
+                picked.append(parent.logits[tree.tokens[node]] - parent.norm)
+        return torch.stack(picked)
+
+    @staticmethod
+    def _mass(rows: Tensor, norms: Tensor, tokens: Tensor) -> Tensor:
+        """Log mass of some tokens in each row; -inf if there are none."""
+        if not len(tokens):
+            return torch.full_like(norms, -math.inf)
+        return torch.logsumexp(rows.index_select(1, tokens), dim=1) - norms
 
 
 class PlainRunner(Runner):
