@@ -212,6 +212,9 @@ class MemberConfig(_Frozen):
         A Jinja template in place of the tokenizer's own.
     context_window
         Tokens the member may see, if other than what its config says.
+    compile
+        Run the model through ``torch.compile`` with dynamic shapes. Off, for it has not been measured on a GPU
+        yet; on a CPU it spends minutes compiling.
     trust_remote_code
         Run code that comes with a model. Off, and best left so.
     """
@@ -228,6 +231,7 @@ class MemberConfig(_Frozen):
     tokenizer: str | None = None
     chat_template: str | None = None
     context_window: Annotated[int, Field(ge=8)] | None = None
+    compile: bool = False
     trust_remote_code: bool = False
 
     @property
@@ -241,7 +245,7 @@ class MemberConfig(_Frozen):
     def weights_key(self) -> tuple[str, ...]:
         """Equal for members that can share one copy of the weights."""
         names = ("model", "device", "device_map", "dtype", "quantization", "model_kwargs", "revision")
-        return tuple(f"{n}={getattr(self, n)!r}" for n in (*names, "tokenizer", "trust_remote_code"))
+        return tuple(f"{n}={getattr(self, n)!r}" for n in (*names, "tokenizer", "compile", "trust_remote_code"))
 
 
 class EngineConfig(_Frozen):

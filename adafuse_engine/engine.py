@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import queue
 import secrets
 import threading
@@ -109,7 +108,7 @@ class Engine:
 
         Settings to decode with are no part of what makes engines equal: give them per call.
         """
-        key = json.dumps(config.model_dump(mode="json", exclude={"decoding", "progress"}), sort_keys=True)
+        key = repr(config.model_dump(exclude={"decoding", "progress"}))
         with cls._shared_lock:
             engine = cls._shared.get(key)
             if engine is None or engine.closed:

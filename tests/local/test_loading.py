@@ -74,6 +74,17 @@ def test_an_engine_of_two_folders_answers(folder, tmp_path):
     assert [m.name for m in done.usage.members] == [folder.name, "gemma"]
 
 
+def test_compiling_is_asked_for_and_changes_no_answer(folder, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compiled.append(options) or f)
+    with Engine.from_models([str(folder)], progress=False) as engine:
+        expected = engine.generate("The ferry", max_tokens=8).text
+    assert compiled == []
+    with Engine.from_models([MemberConfig(model=str(folder), compile=True)], progress=False) as engine:
+        assert engine.generate("The ferry", max_tokens=8).text == expected
+    assert compiled == [{"dynamic": True}]
+
+
 def test_members_of_one_model_are_loaded_once(folder, monkeypatch):
     from adafuse_engine.members.local import member
 

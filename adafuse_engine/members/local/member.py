@@ -55,6 +55,8 @@ class LocalModel:
                 config.label,
             )
             self.runner = PlainRunner(model, self.vocabulary)
+        if config.compile:
+            model.forward = torch.compile(model.forward, dynamic=True)
         self.worker = _acquire_worker(str(self.runner.device))
         self._members = 0
         self._lock = threading.Lock()
