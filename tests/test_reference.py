@@ -51,7 +51,7 @@ def text_of(ledger: bytes) -> str:
 
 def references(members, weights, prompt):
     return [
-        Reference(m.name, m.model.runner.model, m.model.vocabulary, m.prompt_ids(prompt), w)
+        Reference(m.model.runner.model, m.model.vocabulary, m.prompt_ids(prompt), w)
         for m, w in zip(members, weights, strict=True)
     ]
 

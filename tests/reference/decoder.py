@@ -1,17 +1,13 @@
 """The method, written as plainly as it can be: the oracle that the engine must equal in float32.
 
-Every distribution is computed from a member's whole text, one text at a time (and remembered by that text, to
-keep the tests short). No KV, no batching, no tree, no bounds. It shares with the engine only what has tests of
-its own: where words end, the bytes of tokens, and the draws of the sampling strategies. Everything else is
-written again here.
+Every distribution is computed from a member's whole text (and remembered by it, to keep the tests short): no KV,
+no batching, no tree, no bounds. It shares with the engine only what has tests of its own: where words end, the
+bytes of tokens, and the draws of the sampling strategies. Everything else is written again here.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 import torch
 
@@ -24,28 +20,23 @@ from adafuse_engine.words import ends_by_itself, first_word_end, incomplete_suff
 class Reference:
     """One member: its model, its vocabulary, the ids of its text so far, and what it spelled this round."""
 
-    name: str
-    model: Any
-    vocabulary: Any
+    model: object
+    vocabulary: object
     ids: list[int]
     weight: float = 1.0
     own: dict = field(default_factory=dict)
     known: dict = field(default_factory=dict)
 
     def logprobs(self, extra):
-        """Log-probabilities of every token after the text and ``extra``."""
+        """Log-probabilities of every token after the text and ``extra``. The only place a model runs."""
         text = (*self.ids, *extra)
         if text not in self.known:
-            self.known[text] = self.forward(text)
+            with torch.no_grad():
+                out = self.model(input_ids=torch.tensor([text]), use_cache=False, logits_to_keep=1)
+            row = out.logits[0, -1].double()
+            row[list(self.vocabulary.banned)] = -math.inf
+            self.known[text] = torch.log_softmax(row, 0)
         return self.known[text]
-
-    def forward(self, text):
-        """The only place a model runs."""
-        ids = torch.tensor([text])
-        with torch.no_grad():
-            row = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].double()
-        row[list(self.vocabulary.banned)] = -math.inf
-        return torch.log_softmax(row, 0)
 
 
 def confidence(row, kind):
@@ -64,11 +55,9 @@ def finish_word(m, before, token, s):
         ids.append(token)
         data += m.vocabulary.bytes_of(token)
         token = int(m.logprobs([*before, *ids]).argmax())
-        if token in m.vocabulary.ends:
-            return data, ids, True
         inside = incomplete_suffix(data) > 0
         end = first_word_end(data + m.vocabulary.bytes_of(token))
-        if end is not None and end <= len(data) and not inside:
+        if token in m.vocabulary.ends or (end is not None and end <= len(data) and not inside):
             return data, ids, True
         if len(ids) >= s.max_word_tokens + (3 if inside else 0):
             return data, ids, False
@@ -117,7 +106,7 @@ def spelling(m, words):
 
 
 def score(m, candidate, s):
-    """Per depth the log-probability of the words up to there, word end included; the total; the token count."""
+    """Per depth the log-probability of the words up to there, word end included; the total; the length."""
     words, closed, ended = candidate
     depths, ids, total = [], [], 0.0
     for n in range(1, len(words) + 1):
@@ -130,7 +119,8 @@ def score(m, candidate, s):
     if ended:
         total += float(m.logprobs(ids)[sorted(m.vocabulary.ends)].logsumexp(0))
         depths.append(total)
-    return depths, total, len(ids) + ended
+    length = len(ids) if s.fusion == "mean_nll" else len(b"".join(words)) * math.log(2)
+    return depths, total, length + ended * (1 if s.fusion == "mean_nll" else math.log(2))
 
 
 def mix(values, weights, arithmetic):
@@ -159,20 +149,14 @@ def fuse(members, candidates, s, random):
                 if depth < len(steps[c]):
                     groups.setdefault(steps[c][depth], []).append(c)
             values = [mix([x[0][depth] for x in scores[g[0]]], weights, arithmetic) for g in groups.values()]
-            if depth and (not values or max(values) <= math.log(0.5)):
+            if depth and max(values, default=-1) <= math.log(0.5):
                 break
-            best = pick(values, s, random) if depth == 0 else values.index(max(values))
-            alive = list(groups.values())[best]
-            depth += 1
-            if steps[alive[0]][depth - 1] is None:
-                break
+            best = values.index(max(values)) if depth else pick(values, s, random)
+            alive, depth = list(groups.values())[best], depth + 1
         chosen = steps[alive[0]][:depth]
         return tuple(w for w in chosen if w is not None), None in chosen
-    if s.fusion == "mean_nll":
-        values = [mix([x[1] / max(1, x[2]) for x in row], weights, arithmetic) for row in scores]
-    elif s.fusion == "bits_per_byte":
-        sizes = [max(1, len(b"".join(words)) + ended) * math.log(2) for words, _, ended in candidates]
-        values = [mix([x[1] / n for x in row], weights, arithmetic) for row, n in zip(scores, sizes, strict=True)]
+    if s.fusion != "vote":
+        values = [mix([total / length for _, total, length in row], weights, arithmetic) for row in scores]
     else:
         say = [w * confidence(m.logprobs([]), s.confidence) for w, m in zip(weights, members, strict=True)]
         norms = [math.log(sum(math.exp(row[k][1]) for row in scores)) for k in range(len(members))]
@@ -197,9 +181,10 @@ def decode(members, s, seed=0):
             words, _, _, ended = certain_words(members[leader], s)
         else:
             proposals = [propose(m, s, Random(f"{seed}/{index}/{k}")) for k, m in enumerate(members)]
-            union = {(b"".join(c[0]), c[2]): c for c in reversed([c for p in proposals for c in p])}
-            order = dict.fromkeys((b"".join(c[0]), c[2]) for p in proposals for c in p)
-            candidates = [union[key] for key in order]
+            union = {}
+            for c in (c for p in proposals for c in p):
+                union.setdefault((b"".join(c[0]), c[2]), c)
+            candidates = list(union.values())
             if len(candidates) == 1:
                 words, _, ended = candidates[0]
             else:
