@@ -141,3 +141,25 @@ async def test_requests_at_once_share_what_they_have_in_common_and_answer_as_alo
         done = await asyncio.gather(*(engine.agenerate(p, max_tokens=10) for p in prompts))
     assert [d.text for d in done] == expected
     assert sum(d.usage.members[0].prompt_tokens_reused > 100 for d in done) >= 3
+
+
+@pytest.mark.parametrize("prefill", [True, False])
+def test_a_forward_that_fails_leaves_no_trace(monkeypatch, prefill):
+    runner = tiny.local_model("llama").runner
+    tree = Tree(Want(2, False, False))
+    runner.open(tree, range(5, 20))
+    runner.run([Feed(tree, (), list(range(5, 10)), prefill=True)])
+    feed = Feed(tree, (), list(range(10, 20)), prefill=True) if prefill else Feed(tree, (0, 1), (30, 31))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_read", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            runner.run([feed])
+    assert tree.prefix == list(range(5, 10))
+    assert [len(c) for c in (tree.parents, tree.tokens, tree.depths, tree.columns, tree.rows)] == [1] * 5
+    [fed] = runner.run([feed])
+    text = [*range(5, 20)] if prefill else [*range(5, 10), 30, 31]
+    row = tree.rows[0 if prefill else 2]
+    plain = plain_logits(runner.model, text, runner.device)
+    seen = torch.isfinite(row.logits)
+    assert (row.logits[seen] - plain[seen]).abs().max() < 1e-3
+    assert len(fed) == (1 if prefill else 2)

@@ -156,8 +156,14 @@ class Runner:
         started = perf_counter()
         with torch.inference_mode():
             first = [self._plant(feed) for feed in feeds]
-            logits = self._forward(feeds, first)
-            results = self._read(feeds, first, logits)
+            try:
+                logits = self._forward(feeds, first)
+                results = self._read(feeds, first, logits)
+            except BaseException:
+                # What was not computed must not be taken for known, by a retry or by a later prompt.
+                for feed, start in zip(feeds, first, strict=True):
+                    self._uproot(feed, start)
+                raise
         seconds = perf_counter() - started
         if not feeds[0].prefill:
             self.pace = 0.8 * self.pace + 0.2 * seconds if self.pace else seconds
@@ -182,6 +188,15 @@ class Runner:
             tree.depths.append(tree.depths[parent] + 1)
             tree.rows.append(None)
         return start
+
+    def _uproot(self, feed: Feed, start: int) -> None:
+        """Undo `_plant`."""
+        tree = feed.tree
+        if feed.prefill:
+            del tree.prefix[start:]
+            return
+        for column in (tree.parents, tree.tokens, tree.depths, tree.columns, tree.rows):
+            del column[start:]
 
     def _forward(self, feeds: Sequence[Feed], first: Sequence[int]) -> list[Tensor]:
         """Logits per feed, ``[tokens, vocabulary]`` in float32; for a prefill its last token's only."""
