@@ -51,7 +51,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict -p adafuse_engine
-	$(BIN)/mypy -p adafuse_integrations
+	$(BIN)/mypy --no-warn-unused-configs -p adafuse_integrations
 	$(BIN)/lint-imports
 
 format: $(STAMP)
@@ -62,5 +62,5 @@ bench: models
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python tests/benchmarks/run.py $(ARGS)
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist .benchmarks .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -37,7 +37,8 @@ from adafuse_integrations.langchain import AdaFuseLLM as LangChainAdaFuse
 from adafuse_integrations.llama_index import AdaFuseLLM as LlamaIndexAdaFuse
 
 MODELS = ["bundled:smollm2-135m-instruct", "bundled:gemma-3-270m"]
-QUESTIONS = ["Who founded Torvey Harbour Ferries?", "How many passengers does the Eider carry?"]
+# Chosen because models of this size get them right; they get many others wrong, as --question soon shows.
+QUESTIONS = ["Who founded Torvey Harbour Ferries?", "How many blasts of the horn is the general alarm?"]
 PASSAGES = 2
 # Short and without instructions: models of this size continue a text better than they follow an order.
 TEMPLATE = "{context}\n\nQuestion: {question}\nAnswer:"
