@@ -102,7 +102,7 @@ def llama(seed: int = 0, sharp: float = 12.0, tokenizer: Any = None) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=2048,
+        max_position_embeddings=8192,
         initializer_range=0.3,
         tie_word_embeddings=False,
         eos_token_id=[0, 1],
