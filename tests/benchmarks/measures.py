@@ -63,6 +63,7 @@ class Bench:
         """Engine wall / ``combine`` of the members' own walls, medians of the ratios; forwards and walls."""
         ratios, details = [], []
         for prompt in texts:
+            self.ask(prompt, max_tokens=1)  # what grows for a longer prompt has grown before time is taken
             wall, done = self.ask(prompt, max_tokens=24, **options)
             own = [self.alone(m, prompt, done.text) for m in self.members]
             ratios.append(wall / combine(own))
@@ -185,6 +186,7 @@ def kv_bytes_of_branches(b):
 def outside_forwards(b):
     shares = []
     for prompt in prompts.short(1 if b.quick else 3):
+        b.ask(prompt, max_tokens=1)
         wall, done = b.ask(prompt, max_tokens=16)
         shares.append(1 - sum(m.seconds for m in done.usage.members) / wall)
     ratio = statistics.median(shares)
@@ -221,7 +223,8 @@ def early_decisions_gain(b):
 def _ablation(b, switch):
     walls, forwards = {True: 0.0, False: 0.0}, {True: 0, False: 0}
     for prompt in prompts.short(1 if b.quick else 3):
-        for on in (True, False):
+        b.ask(prompt, max_tokens=1)
+        for on in (True, False, False, True):
             wall, done = b.ask(prompt, max_tokens=16, **{switch: on})
             walls[on] += wall
             forwards[on] += sum(m.forward_passes for m in done.usage.members)
