@@ -17,7 +17,7 @@ from adafuse_engine.members.base import OutOfRoom, Session
 from adafuse_engine.trace import CandidateTrace, Round, Trace
 from adafuse_engine.types import Branch, Candidate, FinishReason, Score
 
-__all__ = ["Voice", "Written", "decode"]
+__all__ = ["Emit", "Voice", "Written", "decode", "ignore", "together"]
 
 T = TypeVar("T")
 
@@ -44,9 +44,11 @@ Emit = Callable[[str, Round], None]
 """Called with each piece of text that is certain to be part of the answer, and the round it came with."""
 
 
-async def decode(
-    voices: Sequence[Voice], settings: DecodingConfig, trace: Trace, emit: Emit = lambda text, r: None
-) -> Written:
+def ignore(text: str, round_: Round) -> None:
+    """`Emit` for callers that want the whole answer only."""
+
+
+async def decode(voices: Sequence[Voice], settings: DecodingConfig, trace: Trace, emit: Emit = ignore) -> Written:
     """Write one answer; rounds are appended to ``trace``, whose seed is used."""
     return await _Decoder(voices, settings, trace, emit).run()
 
@@ -203,7 +205,9 @@ class _Decoder:
         wanted = begun
         known: list[Candidate] = []
         scores: list[list[Score]] = []
-        if settings.early_decisions:
+        # Without a bound that could use them, scores in between would be work for nothing.
+        early = settings.early_decisions and (self.rules.bounds_branches or self.rules.bounds_candidates)
+        if early:
             known, _ = self._union(whole)
             scores = await together(s.score(known, settings) for s in self.sessions)
             weights = [v.weight for v in self.voices]
@@ -219,7 +223,7 @@ class _Decoder:
             s.complete(branches, settings) for s, branches in zip(self.sessions, wanted, strict=True)
         )
         written: list[list[Candidate | None]] = [list(made) for made in completed]
-        if settings.early_decisions:
+        if early and self.rules.bounds_candidates:
             await self._strike_out(written, known, scores, settings)
         proposals = []
         for outline, branches, made in zip(outlines, wanted, written, strict=True):

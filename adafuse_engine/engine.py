@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig, check_ensemble
-from adafuse_engine.decoding import Voice, decode, together
+from adafuse_engine.decoding import Emit, Voice, decode, ignore, together
 from adafuse_engine.errors import (
     EmptyPromptError,
     EngineClosedError,
@@ -24,13 +24,12 @@ from adafuse_engine.errors import (
 from adafuse_engine.loop import LoopThread
 from adafuse_engine.members.base import Member, Session
 from adafuse_engine.members.pool import load_members
-from adafuse_engine.trace import Round, Trace
+from adafuse_engine.trace import Trace
 from adafuse_engine.types import Chunk, Completion, Prompt, Prompts, Usage
 
 __all__ = ["Engine"]
 
 T = TypeVar("T")
-_Emit = Callable[[str, Round], None]
 
 
 class Engine:
@@ -83,7 +82,6 @@ class Engine:
         self.weights = tuple(w / sum(raw) for w in raw)
         self.member_names = tuple(m.name for m in self._members)
         self._closed = False
-        self._lock = threading.Lock()
         self._loop = LoopThread("adafuse-engine")
         self._slots = asyncio.Semaphore(max_concurrency)
         owned = self._members if config is not None else ()
@@ -262,7 +260,7 @@ class Engine:
         prompts = self._prompts(prompt)
         seed = secrets.randbits(63) if settings.seed is None else settings.seed
         trace = Trace(self.member_names, self.weights, seed, settings.model_dump(mode="json"))
-        emit: _Emit = _ignore if put is None else _chunker(put)
+        emit = ignore if put is None else _chunker(put)
         async with self._slots:
             sessions: list[Session] = []
 
@@ -313,8 +311,7 @@ class Engine:
 
     def close(self) -> None:
         """Cancel what is running, free the members it loaded, stop the loop thread. May be called again."""
-        with self._lock:
-            self._closed = True
+        self._closed = True
         self._finalizer()
 
     def __enter__(self) -> Engine:
@@ -332,11 +329,7 @@ def _shut(loop: LoopThread, members: Sequence[Member]) -> None:
         member.close()
 
 
-def _ignore(text: str, round_: Round) -> None:
-    """For callers that want the whole answer only."""
-
-
-def _chunker(put: Callable[[Chunk], None]) -> _Emit:
+def _chunker(put: Callable[[Chunk], None]) -> Emit:
     return lambda text, r: put(Chunk(text, r.index, r.certainty, r.fused))
 
 

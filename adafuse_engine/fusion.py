@@ -37,6 +37,16 @@ class Rules:
     arithmetic: bool = False
     temperature: float = 0.0
 
+    @property
+    def bounds_branches(self) -> bool:
+        """Whether `can_win` can rule out a branch; a draw gives every candidate its chance."""
+        return self.rule == "word_posterior" and self.temperature == 0
+
+    @property
+    def bounds_candidates(self) -> bool:
+        """Whether `is_worth_scoring` can rule out a candidate."""
+        return self.rule in _PER_LENGTH and self.temperature == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -75,17 +85,12 @@ def fuse(
             "every member gave NaN or -inf to some candidate, so nothing can be chosen; "
             "load the members with dtype='float32', or leave the failing one out"
         )
-    total = math.fsum(weights[k] for k in voting)
-    panel = _Panel(
-        [scores[k] for k in voting],
-        [weights[k] / total for k in voting],
-        [confidences[k] for k in voting],
-        rules.arithmetic,
-    )
+    panel = _panel([scores[k] for k in voting], [weights[k] for k in voting], rules)
     if rules.rule == "word_posterior":
         return _descend(candidates, panel, rules, random, abstained)
     by_length = rules.rule in _PER_LENGTH
-    fused = _by_length(rules.rule, candidates, panel) if by_length else _vote(candidates, panel)
+    say = [confidences[k] for k in voting]
+    fused = _by_length(rules.rule, candidates, panel) if by_length else _vote(candidates, panel, say)
     index = _pick(fused, rules.temperature, random)
     winner = candidates[index]
     return Decision(index, len(winner.words), winner.end, tuple(fused), abstained)
@@ -106,15 +111,13 @@ def can_win(
     first word it must reach the best first word's probability, further on one half. True where no bound is
     known: for the rules that divide by a length, and when a draw gives every candidate its chance.
     """
-    finite = all(_finite(s) for row in scores for s in row)
-    if rules.rule != "word_posterior" or rules.temperature > 0 or not finite:
+    if not rules.bounds_branches or not all(_finite(s) for row in scores for s in row):
         return True
     depth = len(branch.words)
     same = next((c for c, x in enumerate(candidates) if depth and x.words[:depth] == branch.words), None)
     bounds = [0.0 if same is None else row[same].logprobs[depth - 1] for row in scores]
     bounds[proposer] = branch.logprob
-    total = math.fsum(weights)
-    panel = _Panel(list(scores), [w / total for w in weights], [], rules.arithmetic)
+    panel = _panel(scores, weights, rules)
     reach = panel.mix(bounds)
     if depth:
         return reach + SLACK > MORE_LIKELY_THAN_NOT
@@ -136,13 +139,11 @@ def is_worth_scoring(
     For `mean_nll` and `bits_per_byte` without a draw: the others can at best be certain of it. True for the
     other rules: `word_posterior` compares word by word, and every share of a `vote` depends on all candidates.
     """
-    value = _PER_LENGTH.get(rules.rule)
-    finite = all(_finite(s) for row in scores for s in row) and _finite(own)
-    if value is None or rules.temperature > 0 or not finite:
+    if not rules.bounds_candidates or not all(_finite(s) for row in (*scores, [own]) for s in row):
         return True
-    total = math.fsum(weights)
-    panel = _Panel(list(scores), [w / total for w in weights], [], rules.arithmetic)
-    best = max(panel.mix([value(known, row[c]) for row in scores]) for c, known in enumerate(candidates))
+    value = _PER_LENGTH[rules.rule]
+    panel = _panel(scores, weights, rules)
+    best = max(_by_length(rules.rule, candidates, panel))
     reach = panel.mix([value(candidate, own) if k == proposer else 0.0 for k in range(len(scores))])
     return reach + SLACK >= best
 
@@ -151,9 +152,8 @@ def is_worth_scoring(
 class _Panel:
     """The members that have a say, with weights that sum to 1."""
 
-    scores: list[Sequence[Score]]
+    scores: Sequence[Sequence[Score]]
     weights: list[float]
-    confidences: list[float]
     arithmetic: bool
 
     def mix(self, values: Sequence[float], weights: Sequence[float] | None = None) -> float:
@@ -164,6 +164,11 @@ class _Panel:
         top = max(values)
         mass = math.fsum(w * math.exp(v - top) for w, v in zip(weights, values, strict=True))
         return top + math.log(mass) if mass > 0 else -math.inf
+
+
+def _panel(scores: Sequence[Sequence[Score]], weights: Sequence[float], rules: Rules) -> _Panel:
+    total = math.fsum(weights)
+    return _Panel(scores, [w / total for w in weights], rules.arithmetic)
 
 
 def _finite(score: Score) -> bool:
@@ -189,9 +194,9 @@ def _by_length(rule: FusionRule, candidates: Sequence[Candidate], panel: _Panel)
     return [panel.mix([value(x, row[c]) for row in panel.scores]) for c, x in enumerate(candidates)]
 
 
-def _vote(candidates: Sequence[Candidate], panel: _Panel) -> list[float]:
+def _vote(candidates: Sequence[Candidate], panel: _Panel, confidences: Sequence[float]) -> list[float]:
     """In logarithms, so that it mixes as the other rules do; the order is that of the sum of votes."""
-    say = [w * c for w, c in zip(panel.weights, panel.confidences, strict=True)]
+    say = [w * c for w, c in zip(panel.weights, confidences, strict=True)]
     if not any(say):
         say = panel.weights
     shares = [_log_softmax([s.total for s in row]) for row in panel.scores]

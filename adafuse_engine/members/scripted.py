@@ -12,7 +12,7 @@ import regex
 from adafuse_engine.confidence import Distribution
 from adafuse_engine.config import DecodingConfig
 from adafuse_engine.errors import ContextWindowError, EmptyPromptError
-from adafuse_engine.members.session import Fed, TokenSession
+from adafuse_engine.members.session import Fed, TokenSession, survivors
 from adafuse_engine.types import Message, Prompt
 from adafuse_engine.words import first_word_end
 
@@ -194,10 +194,7 @@ class _ScriptedSequence:
 
     async def keep(self, path: Sequence[int]) -> None:
         if path:
-            kept = {path[-1]: 0}
-            for node in range(path[-1] + 1, len(self._parents)):
-                if self._parents[node] in kept:
-                    kept[node] = len(kept)
+            kept = survivors(self._parents, path[-1])
             self._parents = [-1, *(kept[self._parents[n]] for n in list(kept)[1:])]
             self._written = [self._written[n] for n in kept]
 

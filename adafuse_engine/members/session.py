@@ -19,9 +19,21 @@ from adafuse_engine.scaling import first_tokens
 from adafuse_engine.types import Branch, Candidate, MemberUsage, Score
 from adafuse_engine.words import ends_by_itself, first_word_end, incomplete_suffix
 
-__all__ = ["Alphabet", "Fed", "TokenSequence", "TokenSession"]
+__all__ = ["Alphabet", "Fed", "TokenSequence", "TokenSession", "survivors"]
 
 ROOT = 0
+
+
+def survivors(parents: Sequence[int], root: int) -> dict[int, int]:
+    """The node ``root`` and those below it, each with its number in the tree that `TokenSequence.keep` leaves.
+
+    ``parents[n]`` is node n's parent; parents come before children, so one pass in order finds all.
+    """
+    kept = {root: ROOT}
+    for node in range(root + 1, len(parents)):
+        if parents[node] in kept:
+            kept[node] = len(kept)
+    return kept
 
 
 class Alphabet(Protocol):
@@ -413,16 +425,13 @@ class TokenSession:
 
     def _below(self, root: int) -> list[_Node]:
         """The tree under a node as a tree of its own: what was looked ahead is not computed again."""
-        renumbered = {root: ROOT}
+        renumbered = survivors([node.parent for node in self._nodes], root)
         base = self._nodes[root].logprob
-        kept = [_Node(-1, -1, 0.0, self._fed(root))]
-        for n in range(root + 1, len(self._nodes)):
-            node = self._nodes[n]
-            if node.parent in renumbered:
-                renumbered[n] = len(kept)
-                parent = renumbered[node.parent]
-                kept.append(_Node(parent, node.token, node.logprob - base, node.distribution))
-        return kept
+        below = [self._nodes[n] for n in list(renumbered)[1:]]
+        return [
+            _Node(-1, -1, 0.0, self._fed(root)),
+            *(_Node(renumbered[n.parent], n.token, n.logprob - base, n.distribution) for n in below),
+        ]
 
     def _path(self, node: int) -> list[int]:
         """Nodes from below the root down to ``node``."""

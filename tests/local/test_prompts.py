@@ -66,6 +66,14 @@ def test_a_prompt_over_the_window_gives_the_numbers_of_the_member_it_is_too_long
         assert done.usage.prompt_tokens + done.usage.completion_tokens <= 16
 
 
+def test_a_window_given_to_one_view_does_not_narrow_another():
+    config = MemberConfig(model="x", name="short", context_window=16)
+    shared = tiny.local_model("llama", 2, config=config)
+    short = tiny.LocalMember(config, shared, progress=False)
+    wide = tiny.LocalMember(MemberConfig(model="x", name="wide"), shared, progress=False)
+    assert (short.context_window, wide.context_window) == (16, 8192)
+
+
 def test_the_text_never_begins_with_the_prompt_and_shows_no_special_token():
     with Engine(members=[tiny.member("gemma", "a", 1), tiny.member("llama", "b", 2)]) as engine:
         done = engine.generate("The ferry leaves", max_tokens=20)

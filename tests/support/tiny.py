@@ -203,12 +203,14 @@ def member(kind: str = "llama", name: str | None = None, seed: int = 0, **option
     )
 
 
-def local_model(kind: str = "llama", seed: int = 0, **options: Any) -> LocalModel:
+def local_model(
+    kind: str = "llama", seed: int = 0, config: MemberConfig | None = None, **options: Any
+) -> LocalModel:
     """Weights that several members may share."""
     loaded = SimpleNamespace(
         model=MAKERS[kind](seed, **options), tokenizer=tokenizer_of(kind), source=f"tiny:{kind}"
     )
-    return LocalModel(MemberConfig(model=kind), loaded)
+    return LocalModel(config or MemberConfig(model=kind), loaded)
 
 
 def save(kind: str, folder: Any, seed: int = 0) -> Any:

@@ -46,7 +46,7 @@ class LocalModel:
             size = head.weight.shape[0]
         self.vocabulary = Vocabulary(config.label, loaded.tokenizer, ends, size)
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self.context_window: int = config.context_window or limit or 2048
+        self.context_window: int = limit or 2048
         self.runner = Runner(model, self.vocabulary, prefix_slots)
         if not tree_attention_works(self.runner):
             log.warning(

@@ -18,7 +18,7 @@ from adafuse_engine.members.local.attention import Masks
 from adafuse_engine.members.local.kv_cache import SlotCache
 from adafuse_engine.members.local.slots import Slots
 from adafuse_engine.members.local.tokens import Vocabulary
-from adafuse_engine.members.session import Fed
+from adafuse_engine.members.session import Fed, survivors
 
 __all__ = ["Feed", "PlainRunner", "Row", "Runner", "Tree", "Want"]
 
@@ -130,10 +130,7 @@ class Runner:
         if not path:
             return
         root = path[-1]
-        kept = {root: 0}
-        for node in range(root + 1, len(tree.tokens)):
-            if tree.parents[node] in kept:
-                kept[node] = len(kept)
+        kept = survivors(tree.parents, root)
         below = list(kept)[1:]
         with torch.inference_mode():
             self.move(tree, [*path, *below])
