@@ -114,16 +114,6 @@ def test_the_same_member_twice_is_that_member_once():
     assert all(len(r.candidates) == 1 for r in done.trace.rounds)
 
 
-@pytest.mark.parametrize("options", [{"fusion": "vote", "mix": "auto"}, {"temperature": 1.0}])
-def test_without_a_bound_early_decisions_cost_no_forward(options):
-    with two(" yes it is so", " no it was not", sure=0.5, unsure=0.3, seed=3, **options) as e:
-        cost = {
-            early: [m.forward_passes for m in e.generate("x", early_decisions=early).usage.members]
-            for early in (True, False)
-        }
-    assert cost[True] == cost[False]
-
-
 # ---- how texts end
 
 

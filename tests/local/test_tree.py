@@ -138,6 +138,16 @@ def test_the_prompt_is_fed_once_and_each_round_feeds_only_new_tokens():
     assert sum(fed) < sum(prompts) + 30 * 2 * 30
 
 
+@pytest.mark.parametrize("options", [{"fusion": "vote", "mix": "auto"}, {"temperature": 1.0, "seed": 3}])
+def test_where_no_bound_can_rule_anything_out_early_decisions_cost_no_forward(options):
+    cost = []
+    for early in (True, False):
+        with Engine(members=[tiny.member("llama", "a", 1), tiny.member("gemma", "b", 2)]) as engine:
+            done = engine.generate("The ferry", max_tokens=12, drafting=False, early_decisions=early, **options)
+        cost.append([m.forward_passes for m in done.usage.members])
+    assert cost[0] == cost[1]
+
+
 async def test_concurrent_requests_are_batched_and_answer_as_they_do_alone():
     members = [tiny.member("llama", "a", 1), tiny.member("gemma", "b", 2)]
     prompts = [f"Line {i}: " + "the ferry " * i for i in range(8)]
