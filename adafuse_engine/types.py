@@ -12,14 +12,18 @@ if TYPE_CHECKING:
 __all__ = [
     "Branch",
     "Candidate",
+    "Chat",
     "Chunk",
     "Completion",
     "FinishReason",
+    "InvalidToolCall",
     "MemberUsage",
     "Message",
     "Prompt",
     "Prompts",
     "Score",
+    "Tool",
+    "ToolCall",
     "Usage",
 ]
 
@@ -28,14 +32,58 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that the answer may call. ``parameters``: the JSON schema of its arguments, an object."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool, as the answer holds it. ``arguments``: the parsed JSON object."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidToolCall:
+    """What looked like a call of a tool and was none. ``arguments``: the text as it was written."""
+
+    id: str
+    name: str | None
+    arguments: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message: ``role`` is ``system``, ``user``, ``assistant`` or ``tool``."""
+    """One chat message.
+
+    ``role``: ``system``, ``user``, ``assistant`` or ``tool``. ``tool_calls``: what an assistant called.
+    ``tool_call_id``: the call whose result a tool message holds. ``name``: of the tool, or of who speaks.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
-Prompt: TypeAlias = str | Sequence[Message | Mapping[str, Any]]
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Chat messages with the tools that the answer may call, and the form (by name) that it calls them in."""
+
+    messages: Sequence[Message | Mapping[str, Any]]
+    tools: Sequence[Tool] = ()
+    tool_form: str = "json_tags"
+
+
+Prompt: TypeAlias = str | Sequence[Message | Mapping[str, Any]] | Chat
 """Raw text, passed to every member as it is; or chat messages, for each member's own chat template."""
 
 Prompts: TypeAlias = Prompt | Mapping[str, Prompt]
