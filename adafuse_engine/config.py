@@ -123,6 +123,16 @@ class DecodingConfig(_Frozen):
         own; branches that cannot win any more are left unwritten.
     max_tokens, stop
         Most tokens to write, counted by the first member; strings that end the text and are left out of it.
+    deadline_s, words_per_second, max_forward_passes
+        Service levels, none by default. The text is to be written to its end within so many seconds of the start
+        of the request (waiting for a place and the prefill included); at so many words a second, counted from
+        the end of the prefill; with so many forwards of all members together, the prefill's among them. To keep
+        them the engine fuses less: it lowers the threshold, then the branches, and at last lets one member
+        write alone, greedily (see `adafuse_engine.service`; the trace tells). A request is never failed for
+        being late: it goes on in the cheapest mode to the end of its text. The budget of forwards is never
+        passed: when it is used up the text ends with finish reason ``length``, for nothing can be written
+        without a forward, and all that was committed stays. A prompt whose prefill takes all of it gives an
+        empty text.
     """
 
     preset: PresetName = "default"
@@ -145,6 +155,9 @@ class DecodingConfig(_Frozen):
     seed: int | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 256
     stop: tuple[str, ...] = ()
+    deadline_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    words_per_second: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    max_forward_passes: Annotated[int, Field(gt=0)] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from adafuse_engine.config import DecodingConfig
 from adafuse_engine.errors import MemberError
 from adafuse_engine.fusion import Decision, Rules, can_win, fuse, is_worth_scoring
 from adafuse_engine.members.base import OutOfRoom, Session
+from adafuse_engine.service import Governor, Plan, Progress
 from adafuse_engine.trace import CandidateTrace, Round, Trace
 from adafuse_engine.types import Branch, Candidate, FinishReason, Score
 
@@ -48,18 +49,37 @@ def ignore(text: str, round_: Round) -> None:
     """`Emit` for callers that want the whole answer only."""
 
 
-async def decode(voices: Sequence[Voice], settings: DecodingConfig, trace: Trace, emit: Emit = ignore) -> Written:
-    """Write one answer; rounds are appended to ``trace``, whose seed is used."""
-    return await _Decoder(voices, settings, trace, emit).run()
+async def decode(
+    voices: Sequence[Voice],
+    settings: DecodingConfig,
+    trace: Trace,
+    emit: Emit = ignore,
+    governor: Governor | None = None,
+) -> Written:
+    """Write one answer; rounds are appended to ``trace``, whose seed is used. A governor keeps service levels."""
+    return await _Decoder(voices, settings, trace, emit, governor).run()
+
+
+class _UnwritableError(MemberError):
+    """No candidate can be written by every member's tokenizer."""
 
 
 class _Decoder:
-    def __init__(self, voices: Sequence[Voice], settings: DecodingConfig, trace: Trace, emit: Emit) -> None:
+    def __init__(
+        self,
+        voices: Sequence[Voice],
+        settings: DecodingConfig,
+        trace: Trace,
+        emit: Emit,
+        governor: Governor | None,
+    ) -> None:
         self.voices = voices
         self.sessions = [v.session for v in voices]
         self.settings = settings
         self.trace = trace
         self.emit = emit
+        self.governor = governor
+        self.plan = Plan(settings)
         self.text = _Text(settings.stop)
         self.tokens = 0
         self.leader: int | None = None
@@ -72,15 +92,21 @@ class _Decoder:
 
     async def run(self) -> Written:
         settings = self._settle()
+        if self.governor:
+            self.governor.begin(settings, len(self.voices))
         try:
             for index in count():
+                if self.governor:
+                    settings = await self._serve(self.governor)
                 now = self._within_room(settings)
-                round_ = await self._lead(index, now) if settings.gate == "any_certain" else None
-                round_ = round_ or await self._fuse(index, now)
+                round_ = await self._lead(index, now) if now.gate == "any_certain" else None
+                round_ = round_ or await self._fuse_or_retry(index, now)
+                if self.plan.report:
+                    round_ = replace(round_, service=self.plan.report)
                 self.trace.rounds.append(round_)
                 if (reason := self._append(round_)) is not None:
                     return self._finish(reason)
-                await self._commit(round_)
+                await self._commit(round_, now)
         except OutOfRoom:
             pass
         return self._finish("length")
@@ -101,6 +127,43 @@ class _Decoder:
             return self.settings.model_copy(update={"branches": 1})
         return self.settings
 
+    # ---- service levels
+
+    async def _serve(self, governor: Governor) -> DecodingConfig:
+        """The settings that the next round can afford, with everyone it needs at the end of the ledger."""
+        words = sum(r.words for r in self.trace.rounds)
+        forwards = sum(s.usage().forward_passes for s in self.sessions)
+        plan = governor.plan(Progress(self.tokens, words, forwards))
+        if plan is None:
+            raise OutOfRoom
+        if plan.single:
+            if not self.plan.single or self.leader is None:
+                self.leader = self._fastest()
+            await self.sessions[self.leader].sync()
+        elif plan.settings.gate == "never":
+            await together(s.sync() for s in self.sessions)
+        self.plan = plan
+        return plan.settings
+
+    async def _fuse_or_retry(self, index: int, settings: DecodingConfig) -> Round:
+        """A fused round; with the request's own branches where those it can afford are of no use."""
+        if not self.plan.single:
+            try:
+                return await self._fuse(index, settings)
+            except _UnwritableError:
+                if self.plan.report is None:
+                    raise
+        if self.plan.retry is None:
+            raise OutOfRoom
+        return await self._fuse(index, self._within_room(self.plan.retry))
+
+    def _fastest(self) -> int:
+        """Of the members with a vote the fastest; among those about as fast the one with the greatest weight."""
+        voting = [k for k, v in enumerate(self.voices) if v.weight > 0]
+        least = min(self.sessions[k].pace for k in voting)
+        fast = [k for k in voting if self.sessions[k].pace <= 1.1 * least]
+        return max(fast, key=lambda k: self.voices[k].weight)
+
     # ---- a round with a leader
 
     async def _lead(self, index: int, settings: DecodingConfig) -> Round | None:
@@ -111,6 +174,8 @@ class _Decoder:
         leader = self.voices[self.leader]
         candidate = await leader.session.lead(settings)
         if not self._all_can_write(candidate):
+            if self.plan.single and self.plan.retry is None:
+                raise OutOfRoom
             await together(s.sync() for s in self.sessions)
             return None
         self._words = candidate.words
@@ -262,7 +327,7 @@ class _Decoder:
         usable = [key for key, candidate in found.items() if self._all_can_write(candidate)]
         if not usable:
             texts = ", ".join(repr(_readable(c.data)) for c in found.values())
-            raise MemberError(f"no candidate ({texts}) can be written by every member's tokenizer")
+            raise _UnwritableError(f"no candidate ({texts}) can be written by every member's tokenizer")
         return [found[key] for key in usable], [tuple(names[key]) for key in usable]
 
     def _all_can_write(self, candidate: Candidate) -> bool:
@@ -270,11 +335,11 @@ class _Decoder:
 
     # ---- both
 
-    async def _commit(self, round_: Round) -> None:
+    async def _commit(self, round_: Round, settings: DecodingConfig) -> None:
         """Put the round's words on the ledger; behind a lazy leader the others only take note of them."""
         following = []
         for voice in self.voices:
-            if round_.leader in (None, voice.name) or self.settings.catch_up == "eager":
+            if round_.leader in (None, voice.name) or settings.catch_up == "eager":
                 following.append(voice.session)
             else:
                 voice.session.defer(self._words)

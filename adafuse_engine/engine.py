@@ -24,6 +24,7 @@ from adafuse_engine.errors import (
 from adafuse_engine.loop import LoopThread
 from adafuse_engine.members.base import Member, Session
 from adafuse_engine.members.pool import load_members
+from adafuse_engine.service import Governor
 from adafuse_engine.trace import Trace
 from adafuse_engine.types import Chunk, Completion, Prompt, Prompts, Usage
 
@@ -257,6 +258,7 @@ class Engine:
     async def _run(
         self, prompt: Prompts, settings: DecodingConfig, put: Callable[[Chunk], None] | None = None
     ) -> Completion:
+        governor = Governor.of(settings)
         prompts = self._prompts(prompt)
         seed = secrets.randbits(63) if settings.seed is None else settings.seed
         trace = Trace(self.member_names, self.weights, seed, settings.model_dump(mode="json"))
@@ -272,7 +274,7 @@ class Engine:
             try:
                 opened = await together(enter(m, p) for m, p in zip(self._members, prompts, strict=True))
                 voices = [Voice(m.name, w, s) for m, w, s in zip(self._members, self.weights, opened, strict=True)]
-                written = await decode(voices, settings, trace, emit)
+                written = await decode(voices, settings, trace, emit, governor)
                 usage = tuple(s.usage() for s in opened)
             finally:
                 for session in sessions:

@@ -41,6 +41,9 @@ class Round:
     ``confidence`` maps members to their confidence at the start of the round (None: not asked, because it
     was still catching up). ``leader`` is the member that wrote alone, if one did. ``abstained`` names the
     members whose scores were not finite. The text may be shorter than the winner's: see ``word_posterior``.
+    ``service`` says what was changed to keep a service level: the ``mode`` (``fused``, ``gated``, ``single``),
+    the ``threshold``, ``branches`` and ``max_words`` of the round, and ``because`` of which setting; None where
+    nothing was.
     """
 
     index: int
@@ -53,6 +56,7 @@ class Round:
     confidence: dict[str, float | None]
     leader: str | None = None
     abstained: tuple[str, ...] = ()
+    service: dict[str, Any] | None = None
 
     @property
     def certainty(self) -> float:
@@ -73,6 +77,7 @@ class Round:
             "confidence": dict(self.confidence),
             "leader": self.leader,
             "abstained": list(self.abstained),
+            "service": None if self.service is None else dict(self.service),
         }
 
 

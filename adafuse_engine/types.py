@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 FinishReason: TypeAlias = Literal["stop", "length"]
-"""``stop``: the members ended the text, or a stop string came. ``length``: ``max_tokens`` or a context window."""
+"""``stop``: the members ended the text, or a stop string came. ``length``: ``max_tokens``, a context window, or
+the budget ``max_forward_passes``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,11 @@ def generate(
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Above 0, draw among the candidates.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes draws repeatable.")] = None,
+    deadline_s: Annotated[
+        float | None, typer.Option("--deadline", help="Seconds to be done in; fuses less where they are short.")
+    ] = None,
+    words_per_second: Annotated[float | None, typer.Option(help="A pace to keep, by fusing less.")] = None,
+    max_forward_passes: Annotated[int | None, typer.Option(help="Most forwards, all members together.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document, trace included.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Show who proposed what, and the usage.")] = False,
 ) -> None:
@@ -57,6 +62,9 @@ def generate(
         "stop": [_unescape(s) for s in stop] if stop else None,
         "temperature": temperature,
         "seed": seed,
+        "deadline_s": deadline_s,
+        "words_per_second": words_per_second,
+        "max_forward_passes": max_forward_passes,
     }
     options = {name: value for name, value in given.items() if value is not None}
     try:
