@@ -214,7 +214,9 @@ class MemberConfig(_Frozen):
     device, device_map, dtype
         Passed to transformers. ``dtype=None`` is float32 on a CPU and bfloat16 on an accelerator.
     quantization
-        Keyword arguments for a transformers quantisation config, with its ``quant_method``.
+        Keyword arguments for a transformers quantisation config, with its ``quant_method``. For weights in 8 bits:
+        ``{"quant_method": "torchao", "quant_type": "Int8WeightOnlyConfig"}``, or ``{"quant_method":
+        "bitsandbytes", "load_in_8bit": True}``; the package of that name has to be installed.
     model_kwargs
         Anything else for ``from_pretrained``.
     revision
@@ -276,6 +278,9 @@ class EngineConfig(_Frozen):
         Prompts (with their answers) that each model keeps in its KV cache after their requests, so that a
         later prompt with the same beginning (few-shot examples, a retrieved context, a chat's history) need
         not be computed from the start. The least recently used goes first; 0 keeps none.
+    kv_max_bytes
+        Most memory that each local model may use for keys and values. Requests that would take it beyond wait
+        in arrival order; one that can never fit is an error. By default there is no limit.
     progress
         Show loading and long prefills: a bar in a terminal, log lines elsewhere.
     """
@@ -284,6 +289,7 @@ class EngineConfig(_Frozen):
     decoding: DecodingConfig = Field(default_factory=DecodingConfig)
     max_concurrency: Annotated[int, Field(ge=1)] = 8
     prefix_slots: Annotated[int, Field(ge=0)] = 4
+    kv_max_bytes: Annotated[int, Field(ge=1)] | None = None
     progress: bool = True
 
     @field_validator("members", mode="before")

@@ -13,9 +13,11 @@
     │   ├── ModelNotFoundError
     │   ├── ModelFormatError                   unreadable, corrupt or unsafe weights
     │   ├── TokenizerError                     token ids do not give back the bytes
-    │   └── FetchError                         a packaged model could not be fetched
+    │   ├── FetchError                         a packaged model could not be fetched
+    │   └── InsufficientMemoryError            the weights are larger than what is free
     ├── MemberError                            a member failed while decoding
     │   ├── NonFiniteLogitsError               NaN where a distribution should be
+    │   ├── OutOfMemoryError                   this request needs more memory than there is
     │   └── NoScoreError                       every member abstained
     ├── EngineClosedError (RuntimeError)
     └── MissingExtraError (ImportError)        an optional dependency is not installed
@@ -27,7 +29,7 @@ stay reachable as ``__cause__``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 __all__ = [
     "AdaFuseError",
@@ -36,6 +38,7 @@ __all__ = [
     "EmptyPromptError",
     "EngineClosedError",
     "FetchError",
+    "InsufficientMemoryError",
     "InvalidArgumentError",
     "LoadError",
     "MemberError",
@@ -44,6 +47,7 @@ __all__ = [
     "ModelNotFoundError",
     "NoScoreError",
     "NonFiniteLogitsError",
+    "OutOfMemoryError",
     "PromptError",
     "TokenizerError",
     "UnknownArgumentError",
@@ -115,6 +119,22 @@ class FetchError(LoadError):
     """A packaged model could not be fetched or did not match its checksum."""
 
 
+class InsufficientMemoryError(LoadError):
+    """The weights of the members do not fit into what is free on their device; nothing was loaded."""
+
+    def __init__(self, device: str, needed: Mapping[str, int], free: int) -> None:
+        self.device = device
+        self.needed = dict(needed)
+        self.free = free
+        each = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in needed.items())
+        total = sum(needed.values()) / 1e9
+        super().__init__(
+            f"the weights do not fit on {device}: {each}, together {total:.2f} GB, and {free / 1e9:.2f} GB is "
+            "free; use dtype='bfloat16' or a quantization, fewer members, or another device for some "
+            "(a member with a device_map is loaded without this check)"
+        )
+
+
 class MemberError(AdaFuseError):
     """A member failed while a request was running."""
 
@@ -127,6 +147,17 @@ class NonFiniteLogitsError(MemberError):
         super().__init__(
             f"member {member!r} returned NaN logits; load it with dtype='float32' or 'bfloat16' "
             "(float16 overflows in many models), or check its weights"
+        )
+
+
+class OutOfMemoryError(MemberError):
+    """A request needs more memory than a member has for it. Other requests go on."""
+
+    def __init__(self, member: str, why: str) -> None:
+        self.member = member
+        super().__init__(
+            f"member {member!r} has too little memory for this request: {why}; shorten the prompt, lower "
+            "max_tokens or max_concurrency, or load the model with dtype='bfloat16'"
         )
 
 

@@ -81,6 +81,9 @@ def trace_lines(trace: Mapping[str, Any], most: int = 4) -> Iterable[str]:
     legend = ", ".join(f"{letters[name]} = {name} (weight {weight:.2f})" for name, weight in weights)
     rounds = [r for r in trace["rounds"] if r["fused"]]
     yield f"{len(rounds)} of {len(trace['rounds'])} rounds fused. {legend}"
+    if lowered := [r["service"] for r in trace["rounds"] if r.get("service")]:
+        because = ", ".join(dict.fromkeys(service["because"] for service in lowered))
+        yield f"{len(lowered)} of {len(trace['rounds'])} rounds fused less, or not at all, because of {because}."
     if rounds:
         order = " ".join(letters.values())
         yield f"Per candidate: who proposed it, its text, its log-probability in nats under {order}."

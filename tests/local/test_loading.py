@@ -363,7 +363,8 @@ def test_a_packaged_model_is_as_its_file_says(name):
 @pytest.mark.real_models
 def test_a_gemma_prompt_past_its_window_keeps_the_tree_exact():
     from adafuse_engine.members.local.member import LocalModel
-    from adafuse_engine.members.local.runner import Feed, Tree, Want, plain_logits
+    from adafuse_engine.members.local.plain import plain_logits
+    from adafuse_engine.members.local.runner import Feed, Tree, Want
 
     config = MemberConfig(model="bundled:gemma-3-270m", device="cpu")
     model = LocalModel(config, load(config, progress=False))
@@ -384,3 +385,51 @@ def test_a_gemma_prompt_past_its_window_keeps_the_tree_exact():
 def test_importing_the_engine_does_not_import_torch():
     code = "import sys, adafuse_engine, adafuse_engine.cli.models; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_check_at_load_that_runs_out_of_memory_is_an_error_and_no_verdict_on_the_model(monkeypatch):
+    from adafuse_engine.members.local import selfcheck
+    from adafuse_engine.members.local.runner import Runner
+
+    runner = tiny.local_model("llama").runner
+
+    def full(self, feeds):
+        raise MemoryError
+
+    monkeypatch.setattr(Runner, "run", full)
+    with pytest.raises(MemoryError):
+        selfcheck.tree_attention_works(runner)
+
+
+def test_torchao_kinds_may_be_named(monkeypatch):
+    import types
+
+    from adafuse_engine.members.local.loading import _quantization
+
+    kinds = types.ModuleType("torchao.quantization")
+    kinds.Int8WeightOnlyConfig = type("Int8WeightOnlyConfig", (), {})
+    package = types.ModuleType("torchao")
+    package.quantization = kinds
+    monkeypatch.setitem(sys.modules, "torchao", package)
+    monkeypatch.setitem(sys.modules, "torchao.quantization", kinds)
+    seen = {}
+
+    def config(**options):
+        seen.update(options)
+
+    from transformers.quantizers import auto
+
+    monkeypatch.setitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "torchao", config)
+    _quantization({"quant_method": "torchao", "quant_type": "Int8WeightOnlyConfig"})
+    assert isinstance(seen["quant_type"], kinds.Int8WeightOnlyConfig)
+    for wrong in ("int8", "NoSuchConfig"):
+        with pytest.raises(InvalidArgumentError, match="Int8WeightOnlyConfig"):
+            _quantization({"quant_method": "torchao", "quant_type": wrong})
+
+
+def test_a_missing_quantisation_package_is_named(monkeypatch):
+    from adafuse_engine.members.local.loading import _quantization
+
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(LoadError, match="pip install torchao"):
+        _quantization({"quant_method": "torchao", "quant_type": "Int8WeightOnlyConfig"})

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_engine import Engine
-from adafuse_engine.members.local.runner import Feed, Tree, Want, plain_logits
+from adafuse_engine.members.local.plain import plain_logits
+from adafuse_engine.members.local.runner import Feed, Tree, Want
 from adafuse_engine.members.local.slots import Slots, Taken
 from tests.support import tiny
 

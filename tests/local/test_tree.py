@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from adafuse_engine import Engine
-from adafuse_engine.members.local.runner import Feed, PlainRunner, Tree, Want, plain_logits
+from adafuse_engine.members.local.plain import PlainRunner, plain_logits
+from adafuse_engine.members.local.runner import Feed, Tree, Want
 from adafuse_engine.members.local.selfcheck import tree_attention_works
 from tests.support import tiny
 

@@ -7,6 +7,7 @@ moves its few columns together behind the prefix; the prefix itself is never cop
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,13 +43,16 @@ class _SlotLayer(CacheLayerMixin):
             self.owner.write_and_read(self.values, value_states),
         )
 
-    def grow(self, slots: int, length: int) -> None:
+    def resize(self, slots: int, length: int) -> None:
         if not self.is_initialized:
             return
         for name in ("keys", "values"):
             old: Tensor = getattr(self, name)
+            if (old.shape[0], old.shape[2]) == (slots, length):
+                continue
             new = old.new_zeros((slots, old.shape[1], length, old.shape[3]))
-            new[: old.shape[0], :, : old.shape[2]] = old
+            kept, columns = min(slots, old.shape[0]), min(length, old.shape[2])
+            new[:kept, :, :columns] = old[:kept, :, :columns]
             setattr(self, name, new)
 
     def move(self, slot: int, source: Tensor, start: int) -> None:
@@ -73,22 +77,39 @@ class SlotCache(Cache):
         self.slots = 0
         self.length = 0
         self.width = 0
+        self.most: int | None = None
+        """Columns that all slots together may have; None for no limit."""
         self._rows: list[int] = []
         self._columns = torch.empty(0, dtype=torch.long)
         super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
 
     def reserve(self, slots: int, length: int) -> None:
-        """Make room for so many slots, with ``length`` columns in each."""
+        """Make room for so many slots, with ``length`` columns in each. Raises `MemoryError` beyond ``most``."""
+        needed = length
         if length > self.length:
             # Growth by an eighth at least keeps the copies few without doubling the memory.
             length = max(length, self.length + self.length // 8)
             length = -(-length // GRAIN) * GRAIN
-        if slots > self.slots or length > self.length:
-            self._resize(max(slots, self.slots), max(length, self.length))
+        slots, length = max(slots, self.slots), max(length, self.length)
+        if self.most is not None and slots * length > self.most:
+            length = max(needed, self.length, self.most // slots)
+            if slots * length > self.most:
+                raise MemoryError(f"{slots} prompts of {length} tokens would exceed kv_max_bytes; raise it")
+        if (slots, length) != (self.slots, self.length):
+            self.resize(slots, length)
 
-    def _resize(self, slots: int, length: int) -> None:
-        for layer in self.layers:
-            layer.grow(slots, length)
+    def resize(self, slots: int, length: int) -> None:
+        """Have exactly so many slots and columns. Where memory does not suffice for that, all is as before."""
+        try:
+            for layer in self.layers:
+                layer.resize(slots, length)
+        except BaseException:
+            # Layers that have grown serve as well, but hold memory that is short. There may be too little even
+            # to shrink them: then they stay as they are.
+            for layer in self.layers:
+                with contextlib.suppress(Exception):
+                    layer.resize(self.slots, self.length)
+            raise
         self.slots, self.length = slots, length
 
     def aim(self, rows: Sequence[int], columns: Tensor, width: int) -> None:

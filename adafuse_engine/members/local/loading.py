@@ -28,7 +28,7 @@ from adafuse_engine.members.local.exclusive import exclusive
 from adafuse_engine.members.local.gguf import converted
 from adafuse_engine.progress import track
 
-__all__ = ["LoadedModel", "load", "source_of"]
+__all__ = ["LoadedModel", "device_of", "dtype_of", "load", "source_of"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -95,15 +95,25 @@ def source_of(name: str, *, progress: bool = True) -> str:
     return name
 
 
+def device_of(config: MemberConfig) -> str:
+    """The device of a member that has no ``device_map``."""
+    return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def dtype_of(config: MemberConfig) -> torch.dtype:
+    """The type that a member's weights are loaded in."""
+    places = config.device_map if config.device_map is not None else device_of(config)
+    on_cpu = set(places.values() if isinstance(places, dict) else [places]) <= {"cpu", "disk"}
+    return DTYPES[config.dtype or ("float32" if on_cpu else "bfloat16")]
+
+
 def _arguments(config: MemberConfig) -> dict[str, Any]:
     """Keyword arguments of ``from_pretrained``."""
     if not config.model_kwargs.get("use_safetensors", True):
         raise InvalidArgumentError("model_kwargs: use_safetensors stays True; pickled weights are refused")
-    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    places = config.device_map if config.device_map is not None else device
-    on_cpu = set(places.values() if isinstance(places, dict) else [places]) <= {"cpu", "disk"}
+    device = device_of(config)
     arguments: dict[str, Any] = {
-        "dtype": DTYPES[config.dtype or ("float32" if on_cpu else "bfloat16")],
+        "dtype": dtype_of(config),
         "revision": config.revision,
         "trust_remote_code": config.trust_remote_code,
         "use_safetensors": True,
@@ -126,10 +136,25 @@ def _quantization(options: dict[str, Any]) -> Any:
         method = "bitsandbytes_8bit" if options.get("load_in_8bit") else "bitsandbytes_4bit"
     if method not in KINDS:
         raise InvalidArgumentError(f"quantization: quant_method must be one of {', '.join(KINDS)} (got {method!r})")
+    if method == "torchao" and isinstance(options.get("quant_type"), str):
+        options["quant_type"] = _torchao_kind(options["quant_type"])
     try:
         return KINDS[method](**options)
     except TypeError as error:
         raise InvalidArgumentError(f"quantization: {error}") from error
+
+
+def _torchao_kind(name: str) -> Any:
+    """Torchao wants an object, configuration files have names: of the class, made with its defaults."""
+    try:
+        import torchao.quantization as kinds
+    except ImportError as error:
+        raise LoadError("quantization: torchao is not installed; run: pip install torchao") from error
+    kind = getattr(kinds, name, None) if name.endswith("Config") else None
+    if not isinstance(kind, type):
+        known = ", ".join(sorted(n for n in vars(kinds) if n.endswith("WeightOnlyConfig")))
+        raise InvalidArgumentError(f"quantization: quant_type must be a class of torchao.quantization: {known}")
+    return kind()
 
 
 def _refuse_pickles(folder: Path) -> None:

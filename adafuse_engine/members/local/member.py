@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from adafuse_engine.confidence import Distribution
 from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig
-from adafuse_engine.errors import AdaFuseError, ContextWindowError, EmptyPromptError, MemberError
+from adafuse_engine.errors import (
+    AdaFuseError,
+    ContextWindowError,
+    EmptyPromptError,
+    LoadError,
+    MemberError,
+    OutOfMemoryError,
+)
 from adafuse_engine.members.base import Member
+from adafuse_engine.members.local.admission import Admission, spare_columns
 from adafuse_engine.members.local.loading import LoadedModel, load
+from adafuse_engine.members.local.memory import check_memory, is_out_of_memory
+from adafuse_engine.members.local.plain import PlainRunner
 from adafuse_engine.members.local.prompts import prompt_ids
-from adafuse_engine.members.local.runner import Feed, PlainRunner, Runner, Tree, Want
+from adafuse_engine.members.local.runner import Feed, Runner, Tree, Want
 from adafuse_engine.members.local.selfcheck import tree_attention_works
 from adafuse_engine.members.local.tokens import Vocabulary, end_tokens
 from adafuse_engine.members.local.worker import Worker
@@ -36,7 +49,13 @@ LONG_PREFILL = 2048
 class LocalModel:
     """One copy of a model's weights, with what all members on it share. Closed with its last member."""
 
-    def __init__(self, config: MemberConfig, loaded: LoadedModel, prefix_slots: int = 4) -> None:
+    def __init__(
+        self,
+        config: MemberConfig,
+        loaded: LoadedModel,
+        prefix_slots: int = 4,
+        kv_max_bytes: int | None = None,
+    ) -> None:
         self.tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
         model = loaded.model
         ends = end_tokens(model, loaded.tokenizer)
@@ -58,22 +77,23 @@ class LocalModel:
         if config.compile:
             model.forward = torch.compile(model.forward, dynamic=True)
         self.worker = _acquire_worker(str(self.runner.device))
-        self._members = 0
+        self.members = 0
+        self.admission = Admission(self.runner, kv_max_bytes)
         self._lock = threading.Lock()
 
     def join(self) -> None:
         """Count one more member on these weights."""
         with self._lock:
-            self._members += 1
+            self.members += 1
 
     def leave(self) -> None:
         """Count one less; free the weights after the last."""
         with self._lock:
-            self._members -= 1
-            if self._members:
+            self.members -= 1
+            if self.members:
                 return
         _release_worker(self.worker)
-        del self.runner
+        del self.runner, self.admission
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -124,9 +144,19 @@ class LocalMember:
             settings.confidence == "entropy",
             settings.counts_word_ends,
         )
+        most = model.admission.most_columns(model.members)
+        spare = spare_columns(settings)
+        if most is not None and len(ids) + spare >= most:
+            raise OutOfMemoryError(
+                self.name,
+                f"kv_max_bytes allows it {most} tokens, {spare} of them for candidates, and the prompt is "
+                f"{len(ids)}; raise it",
+            )
+        window = self.context_window if most is None else min(self.context_window, most - spare)
+        columns = min(window, len(ids) + 2 * settings.max_tokens) + spare
         sequence = _Sequence(self.name, model, Tree(want))
         try:
-            root = await sequence.prefill(ids, progress=self._progress)
+            root = await sequence.prefill(ids, columns, progress=self._progress)
         except BaseException:
             await sequence.release()
             raise
@@ -138,7 +168,7 @@ class LocalMember:
             group=id(model),
             signature=tuple(ids),
             prompt_tokens=len(ids),
-            context_window=self.context_window,
+            context_window=window,
         )
 
     def close(self) -> None:
@@ -155,6 +185,7 @@ class _Sequence:
         self._name = name
         self._runner = model.runner
         self._worker = model.worker
+        self._admission = model.admission
         self._tree = tree
 
     @property
@@ -177,8 +208,11 @@ class _Sequence:
     def reused(self) -> int:
         return self._tree.reused
 
-    async def prefill(self, ids: Sequence[int], *, progress: bool) -> Distribution:
-        await self._worker.call(lambda: self._runner.open(self._tree, ids))
+    async def prefill(self, ids: Sequence[int], columns: int, *, progress: bool) -> Distribution:
+        entered: Future[None] = Future()
+        self._worker.post(lambda: self._admission.enter(self._tree, ids, columns, entered))
+        with self._mapped():
+            await asyncio.wrap_future(entered)
         with track(
             f"{self._name}: reading the prompt", len(ids), enabled=progress and len(ids) > LONG_PREFILL
         ) as advance:
@@ -193,41 +227,63 @@ class _Sequence:
         return await self._feed(Feed(self._tree, parents, tokens))
 
     async def _feed(self, feed: Feed) -> list[Fed]:
-        try:
+        with self._mapped():
             results: list[Fed] = await self._worker.feed(self._runner, feed)
-        except AdaFuseError:
-            raise
-        except Exception as error:
-            raise MemberError(f"member {self._name!r} failed: {type(error).__name__}: {error}") from error
         return results
 
     async def keep(self, path: Sequence[int]) -> None:
-        await self._worker.call(lambda: self._runner.keep(self._tree, path))
+        with self._mapped():
+            await self._worker.call(lambda: self._runner.keep(self._tree, path))
+
+    @contextlib.contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except AdaFuseError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                why, *_ = str(error).strip().splitlines() or [type(error).__name__]
+                raise OutOfMemoryError(self._name, why[:200].rstrip(".")) from error
+            raise MemberError(f"member {self._name!r} failed: {type(error).__name__}: {error}") from error
 
     async def release(self) -> None:
         # Not awaited: a request that is being cancelled must not wait for the forward that is running.
-        self._worker.post(lambda: self._runner.close(self._tree))
+        self._worker.post(lambda: self._admission.leave(self._tree))
 
 
 def load_local(config: EngineConfig) -> list[Member]:
     """Load all members of an ensemble, each distinct model once.
 
-    Raises `LoadError`; what was loaded before the failure is freed.
+    Raises `LoadError`; what was loaded before the failure is freed. Weights that do not fit are not loaded at all.
     """
+    check_memory(config)
     models: dict[tuple[str, ...], LocalModel] = {}
     members: list[Member] = []
     try:
         for member in config.members:
             key = member.weights_key()
             if key not in models:
-                loaded = load(member, progress=config.progress)
-                models[key] = LocalModel(member, loaded, config.prefix_slots)
+                models[key] = _model(member, config)
             members.append(LocalMember(member, models[key], progress=config.progress))
     except BaseException:
         for made in members:
             made.close()
         raise
     return members
+
+
+def _model(member: MemberConfig, config: EngineConfig) -> LocalModel:
+    loaded = load(member, progress=config.progress)
+    try:
+        return LocalModel(member, loaded, config.prefix_slots, config.kv_max_bytes)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise LoadError(
+            f"{member.label}: its weights fit into memory, but nothing is left to run it in; load it with "
+            "dtype='bfloat16', a quantization, or on another device"
+        ) from error
 
 
 _workers: dict[str, tuple[Worker, int]] = {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 from adafuse_engine.confidence import Distribution
 from adafuse_engine.members.local.attention import Masks
 from adafuse_engine.members.local.kv_cache import SlotCache
+from adafuse_engine.members.local.memory import is_out_of_memory
 from adafuse_engine.members.local.slots import Slots
 from adafuse_engine.members.local.tokens import Vocabulary
 from adafuse_engine.members.session import Fed, survivors
 
-__all__ = ["Feed", "PlainRunner", "Row", "Runner", "Tree", "Want"]
+__all__ = ["Feed", "Row", "Runner", "Tree", "Want"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class Runner:
         config = model.config.get_text_config()
         self.masks = Masks.of(config, model.dtype)
         self.slots = Slots(prefix_slots)
+        self._open: dict[int, Tree] = {}
         self.cache = SlotCache(config.num_hidden_layers)
         self.size = vocabulary.size - len(vocabulary.banned)
         self._banned = torch.tensor(sorted(vocabulary.banned), dtype=torch.long, device=self.device)
@@ -111,18 +113,27 @@ class Runner:
         """Give the tree a slot for a prompt. Its prefix is then what of the prompt is known already."""
         taken = self.slots.take(ids, tree.prefix)
         tree.slot = taken.slot
+        self._open[taken.slot] = tree
+        if taken.source is not None:
+            try:
+                with torch.inference_mode():
+                    self.cache.reserve(taken.slot + 1, taken.reused)
+                    self.cache.copy(taken.source, taken.slot, taken.reused)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                return  # without room for a copy the prompt is read from its start
         tree.prefix.extend(ids[: taken.reused])
         tree.reused = taken.reused
-        if taken.source is not None:
-            with torch.inference_mode():
-                self.cache.reserve(self.slots.count, taken.reused)
-                self.cache.copy(taken.source, taken.slot, taken.reused)
 
     def close(self, tree: Tree) -> None:
         """Take the tree's slot back; what it holds stays for later prompts. May be called again."""
         if tree.slot >= 0:
             self.slots.give(tree.slot)
+            del self._open[tree.slot]
             tree.slot = -1
+            # A slot that there was no memory for must not be given to the next request.
+            self.slots.drop(self.cache.slots)
         tree.rows = []
 
     def keep(self, tree: Tree, path: Sequence[int]) -> None:
@@ -145,6 +156,27 @@ class Runner:
     def move(self, tree: Tree, nodes: Sequence[int]) -> None:
         """Bring the nodes' columns together behind the prefix, in this order."""
         self.cache.move(tree.slot, [tree.columns[n] for n in nodes], len(tree.prefix))
+
+    def fit(self, slots: int, length: int) -> None:
+        """Have at most ``slots`` slots, of ``length`` columns: idle ones go, busy ones change their numbers."""
+        with torch.inference_mode():
+            for source, target in self.slots.trim(slots, length):
+                tree = self._open[target] = self._open.pop(source)
+                tree.slot = target
+                if source < self.cache.slots:
+                    self.cache.copy(source, target, len(tree.prefix) + len(tree.tokens) - 1)
+            if (slots := min(slots, self.cache.slots)) and (slots, length) != (self.cache.slots, self.cache.length):
+                self.cache.resize(slots, length)
+
+    def shed(self) -> None:
+        """Give up all memory that running requests can do without, and ask for less from now on."""
+        busy = max(1, self.slots.busy)
+        self.slots.limit = busy
+        # Shrinking takes a little memory too. What cannot be had now is asked for again by the next forward.
+        with contextlib.suppress(Exception):
+            self.fit(busy, self.cache.length)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     # ---- forwards
 
@@ -202,7 +234,7 @@ class Runner:
         queries = max(len(feed.tokens) for feed in feeds)
         width = max(len(t.prefix) + len(t.tokens) - 1 for t, _, _ in order)
         # Padding is written to a column that nobody reads.
-        self.cache.reserve(self.slots.count, width + 1)
+        self._reserve(order[-1][0].slot + 1, width + 1)
         ids = torch.zeros((len(order), queries), dtype=torch.long)
         positions = torch.zeros((len(order), queries), dtype=torch.long)
         columns = torch.full((len(order), queries), width, dtype=torch.long)
@@ -233,6 +265,15 @@ class Runner:
             rows = output[b, :n]
             logits[i] = (rows[-1:] if feeds[i].prefill else rows).float()
         return logits
+
+    def _reserve(self, slots: int, length: int) -> None:
+        """Make room for all requests at once or, where that is too much, for those of this forward."""
+        try:
+            self.cache.reserve(self.slots.count, length)
+        except Exception as error:
+            if not is_out_of_memory(error) or slots == self.slots.count:
+                raise
+            self.cache.reserve(slots, length)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         """On the model's device, without waiting for the copy."""
@@ -295,49 +336,6 @@ class Runner:
         if not len(tokens):
             return torch.full_like(norms, -math.inf)
         return torch.logsumexp(rows.index_select(1, tokens), dim=1) - norms
-
-
-class PlainRunner(Runner):
-    """For models that cannot attend to a tree: every token is computed from its whole text, without a cache.
-
-    Slow and always right. Takes the place of `Runner` where the self-check at load finds a difference.
-    """
-
-    chunk = 1 << 62
-
-    def open(self, tree: Tree, ids: Sequence[int]) -> None:
-        """Nothing is held per request."""
-
-    def move(self, tree: Tree, nodes: Sequence[int]) -> None:
-        """Nothing to move."""
-
-    def _forward(self, feeds: Sequence[Feed], first: Sequence[int]) -> list[Tensor]:
-        logits = []
-        for feed, start in zip(feeds, first, strict=True):
-            tree = feed.tree
-            texts = (
-                [tree.prefix]
-                if feed.prefill
-                else [
-                    [*tree.prefix, *(tree.tokens[a] for a in reversed(tree.ancestors(n)))]
-                    for n in range(start, start + len(feed.tokens))
-                ]
-            )
-            rows = [plain_logits(self.model, text, self.device) for text in texts]
-            feed.tree.tokens_processed += sum(map(len, texts)) - len(feed.tokens)
-            logits.append(torch.stack(rows))
-        return logits
-
-
-def plain_logits(model: PreTrainedModel, ids: Sequence[int], device: torch.device) -> Tensor:
-    """Logits after the last of ``ids``, by one forward without a cache: ``[vocabulary]`` in float32."""
-    inputs = torch.tensor([list(ids)], device=device)
-    keep: dict[str, Any] = {}
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        keep = {"logits_to_keep": 1}
-    with torch.inference_mode():
-        output: Tensor = model(input_ids=inputs, use_cache=False, **keep).logits
-    return output[0, -1].float()
 
 
 def _entropy(rows: Tensor, norms: Tensor) -> Tensor:

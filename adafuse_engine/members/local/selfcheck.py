@@ -6,7 +6,9 @@ import logging
 
 import torch
 
-from adafuse_engine.members.local.runner import Feed, Runner, Tree, Want, plain_logits
+from adafuse_engine.members.local.memory import is_out_of_memory
+from adafuse_engine.members.local.plain import plain_logits
+from adafuse_engine.members.local.runner import Feed, Runner, Tree, Want
 
 __all__ = ["tree_attention_works"]
 
@@ -17,7 +19,10 @@ TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 
 
 def tree_attention_works(runner: Runner) -> bool:
-    """Feed a prefix in two pieces and a tree of four tokens; compare each with a forward of its own."""
+    """Feed a prefix in two pieces and a tree of four tokens; compare each with a forward of its own.
+
+    Raises what the device raises where memory is too short for that.
+    """
     if not runner.masks.supported:
         return False
     usable = [i for i in range(4000) if i < runner.size][5:] or [0]
@@ -45,6 +50,8 @@ def tree_attention_works(runner: Runner) -> bool:
         if row is not None:
             worst = max(worst, _difference(row.logits, plain_logits(runner.model, text, runner.device)))
     except Exception as error:
+        if is_out_of_memory(error):
+            raise  # says nothing about the model
         log.info("tree attention: %s: %s", type(error).__name__, error)
         return False
     finally:

@@ -24,11 +24,13 @@ class Slots:
     """Slots of one model, by number. A slot that is given back keeps its tokens until it is needed.
 
     ``kept``: with so many slots or more, one that is idle is used again before another is made; with 0, what
-    an idle slot holds is forgotten. The least recently used goes first.
+    an idle slot holds is forgotten. The least recently used goes first. ``limit``: how many slots there is memory
+    for; no more than these are kept.
     """
 
     def __init__(self, kept: int) -> None:
         self.count = 0
+        self.limit: int | None = None
         self._kept = kept
         self._busy: dict[int, list[int]] = {}
         # In order of use, the oldest first.
@@ -54,7 +56,7 @@ class Slots:
         if best is None or common < WORTHWHILE:
             return self._claim(self._next(), held)
         if best in self._idle:
-            others = self.count < self._kept or len(self._idle) > 1
+            others = self._may_add or len(self._idle) > 1
             if 2 * common >= len(self._idle[best]) or not others:
                 return self._claim(best, held, common)
         # What else the slot holds may be wanted again or is being written: it stays, and is copied from.
@@ -65,11 +67,35 @@ class Slots:
         tokens = self._busy.pop(slot)
         self._idle[slot] = list(tokens) if self._kept else []
 
+    def trim(self, slots: int, length: int) -> list[tuple[int, int]]:
+        """Keep the first ``slots`` slots alone, and of what idle ones hold the first ``length`` tokens.
+
+        Returns the moves (from, to) of busy slots that this needs; of those there are no more than ``slots``.
+        """
+        self._idle = {slot: tokens[:length] for slot, tokens in self._idle.items() if slot < slots}
+        free = (slot for slot in range(slots) if slot not in self._busy)
+        moves = [(slot, next(free)) for slot in sorted(self._busy) if slot >= slots]
+        for slot, target in moves:
+            self._busy[target] = self._busy.pop(slot)
+            self._idle.pop(target, None)
+        self.count = min(self.count, slots)
+        return moves
+
+    def drop(self, slots: int) -> None:
+        """Forget the last slots while they are idle and there are more than ``slots``."""
+        while self.count > slots and self._idle.pop(self.count - 1, None) is not None:
+            self.count -= 1
+
+    @property
+    def _may_add(self) -> bool:
+        """Whether to make a new slot rather than lose what an idle one holds."""
+        return self.count < (self._kept if self.limit is None else min(self._kept, self.limit))
+
     def _next(self, but: int | None = None) -> int | None:
         """The idle slot to use next, other than ``but``; None where a new one is to be made."""
         idle = [slot for slot in self._idle if slot != but]
         empty = [slot for slot in idle if not self._idle[slot]]
-        if empty or not idle or self.count < self._kept:
+        if empty or not idle or self._may_add:
             return empty[0] if empty else None
         return idle[0]
 

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from adafuse_engine.members.local.memory import is_out_of_memory
 from adafuse_engine.members.local.runner import Feed, Runner
 
 __all__ = ["Worker"]
@@ -97,8 +99,29 @@ def _do_feeds(runner: Runner, group: Sequence[_Job]) -> None:
     try:
         results = runner.run([feed for _, feed in live])
     except BaseException as error:
-        for job, _ in live:
-            job.future.set_exception(error)
+        if not is_out_of_memory(error):
+            for job, _ in live:
+                job.future.set_exception(error)
+            return
     else:
         for (job, _), result in zip(live, results, strict=True):
             job.future.set_result(result)
+        return
+    # Out here the exception is gone, and with it the tensors of the forward that it came from.
+    runner.shed()
+    for job, feed in live:
+        _do_alone(runner, job, feed)
+
+
+def _do_alone(runner: Runner, job: _Job, feed: Feed) -> None:
+    """A forward for one feed: of several that need too much memory together, most may do one by one."""
+    try:
+        [result] = runner.run([feed])
+    except BaseException as error:
+        if is_out_of_memory(error):
+            # Whoever handles the error must not keep the forward's tensors alive.
+            traceback.clear_frames(error.__traceback__)
+            runner.shed()
+        job.future.set_exception(error)
+    else:
+        job.future.set_result(result)
