@@ -123,6 +123,10 @@ class DecodingConfig(_Frozen):
         own; branches that cannot win any more are left unwritten.
     max_tokens, stop
         Most tokens to write, counted by the first member; strings that end the text and are left out of it.
+    grammar
+        What the answer must be: a grammar in llguidance's dialect of Lark. What cannot go on to a text of it is
+        left out before anything is scored; what it forces is written without asking the members.
+        `adafuse_engine.chat` makes grammars for JSON schemas and tool calls.
     deadline_s, words_per_second, max_forward_passes
         Service levels, none by default. The text is to be written to its end within so many seconds of the start
         of the request (waiting for a place and the prefill included); at so many words a second, counted from
@@ -155,6 +159,7 @@ class DecodingConfig(_Frozen):
     seed: int | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 256
     stop: tuple[str, ...] = ()
+    grammar: Annotated[str, Field(min_length=1)] | None = None
     deadline_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     words_per_second: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     max_forward_passes: Annotated[int, Field(gt=0)] | None = None

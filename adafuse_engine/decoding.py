@@ -14,9 +14,11 @@ from adafuse_engine.config import DecodingConfig
 from adafuse_engine.errors import MemberError
 from adafuse_engine.fusion import Decision, Rules, can_win, fuse, is_worth_scoring
 from adafuse_engine.members.base import OutOfRoom, Session
+from adafuse_engine.members.guide import END_OF_TEXT, Guide
 from adafuse_engine.service import Governor, Plan, Progress
 from adafuse_engine.trace import CandidateTrace, Round, Trace
 from adafuse_engine.types import Branch, Candidate, FinishReason, Score
+from adafuse_engine.words import first_word_end
 
 __all__ = ["Emit", "Voice", "Written", "decode", "ignore", "together"]
 
@@ -55,9 +57,13 @@ async def decode(
     trace: Trace,
     emit: Emit = ignore,
     governor: Governor | None = None,
+    guide: Guide | None = None,
 ) -> Written:
-    """Write one answer; rounds are appended to ``trace``, whose seed is used. A governor keeps service levels."""
-    return await _Decoder(voices, settings, trace, emit, governor).run()
+    """Write one answer; rounds are appended to ``trace``, whose seed is used.
+
+    A governor keeps service levels. A guide, over bytes, holds the answer to the settings' grammar.
+    """
+    return await _Decoder(voices, settings, trace, emit, governor, guide).run()
 
 
 class _UnwritableError(MemberError):
@@ -72,6 +78,7 @@ class _Decoder:
         trace: Trace,
         emit: Emit,
         governor: Governor | None,
+        guide: Guide | None,
     ) -> None:
         self.voices = voices
         self.sessions = [v.session for v in voices]
@@ -79,6 +86,7 @@ class _Decoder:
         self.trace = trace
         self.emit = emit
         self.governor = governor
+        self.guide = guide
         self.plan = Plan(settings)
         self.text = _Text(settings.stop)
         self.tokens = 0
@@ -99,7 +107,9 @@ class _Decoder:
                 if self.governor:
                     settings = await self._serve(self.governor)
                 now = self._within_room(settings)
-                round_ = await self._lead(index, now) if now.gate == "any_certain" else None
+                round_ = self._forced(index)
+                if round_ is None and now.gate == "any_certain":
+                    round_ = await self._lead(index, now)
                 round_ = round_ or await self._fuse_or_retry(index, now)
                 if self.plan.report:
                     round_ = replace(round_, service=self.plan.report)
@@ -164,6 +174,37 @@ class _Decoder:
         fast = [k for k in voting if self.sessions[k].pace <= 1.1 * least]
         return max(fast, key=lambda k: self.voices[k].weight)
 
+    # ---- a round without a choice
+
+    def _forced(self, index: int) -> Round | None:
+        """The whole words that the grammar forces here, without asking anyone; None if there are none."""
+        if self.guide is None:
+            return None
+        data = self.guide.forced()
+        rest = self.guide.after(list(data)) if data else self.guide
+        end = rest is not None and rest.finished
+        words = []
+        while (size := first_word_end(data)) is not None:
+            words.append(data[:size])
+            data = data[size:]
+        if end and data:
+            words.append(data)
+        candidate = Candidate(tuple(words), end)
+        if not (words or end) or not self._is_possible(candidate):
+            return None
+        self._words = candidate.words
+        return Round(
+            index=index,
+            text=_readable(candidate.data),
+            words=len(words),
+            end=end,
+            fused=False,
+            candidates=(self._traced(candidate, ()),),
+            winner=0,
+            confidence=dict.fromkeys((v.name for v in self.voices), None),
+            forced=True,
+        )
+
     # ---- a round with a leader
 
     async def _lead(self, index: int, settings: DecodingConfig) -> Round | None:
@@ -173,7 +214,7 @@ class _Decoder:
             return None
         leader = self.voices[self.leader]
         candidate = await leader.session.lead(settings)
-        if not self._all_can_write(candidate):
+        if not self._is_possible(candidate):
             if self.plan.single and self.plan.retry is None:
                 raise OutOfRoom
             await together(s.sync() for s in self.sessions)
@@ -256,7 +297,7 @@ class _Decoder:
             made = await together(self.sessions[k].outline(settings, self._random(index, str(k))) for k in group)
             for k, outline in zip(group, made, strict=True):
                 outlines[k] = outline
-                drafts += [c for c in outline if isinstance(c, Candidate) and self._all_can_write(c)]
+                drafts += [c for c in outline if isinstance(c, Candidate) and self._is_possible(c)]
         return outlines
 
     async def _proposals(
@@ -324,22 +365,31 @@ class _Decoder:
                 proposers = names.setdefault(candidate.key, [])
                 if voice.name not in proposers:
                     proposers.append(voice.name)
-        usable = [key for key, candidate in found.items() if self._all_can_write(candidate)]
+        usable = [key for key, candidate in found.items() if self._is_possible(candidate)]
         if not usable:
             texts = ", ".join(repr(_readable(c.data)) for c in found.values())
-            raise _UnwritableError(f"no candidate ({texts}) can be written by every member's tokenizer")
+            grammar = " within the grammar" if self.guide else ""
+            raise _UnwritableError(f"no candidate ({texts}) can be written by every member's tokenizer{grammar}")
         return [found[key] for key in usable], [tuple(names[key]) for key in usable]
 
-    def _all_can_write(self, candidate: Candidate) -> bool:
+    def _is_possible(self, candidate: Candidate) -> bool:
+        """Whether every member has tokens for it, and the grammar, if there is one, allows it."""
+        if self.guide and not self.guide.allows([*candidate.data, *[END_OF_TEXT] * candidate.end]):
+            return False
         return all(s.can_write(candidate.data) for s in self.sessions)
 
     # ---- both
 
     async def _commit(self, round_: Round, settings: DecodingConfig) -> None:
         """Put the round's words on the ledger; behind a lazy leader the others only take note of them."""
+        if self.guide:
+            self.guide = self.guide.after(list(b"".join(self._words)))
+        leader = round_.leader
+        if round_.forced and settings.gate == "any_certain" and self.leader is not None:
+            leader = self.voices[self.leader].name
         following = []
         for voice in self.voices:
-            if round_.leader in (None, voice.name) or settings.catch_up == "eager":
+            if leader in (None, voice.name) or settings.catch_up == "eager":
                 following.append(voice.session)
             else:
                 voice.session.defer(self._words)

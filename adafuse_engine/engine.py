@@ -23,6 +23,7 @@ from adafuse_engine.errors import (
 )
 from adafuse_engine.loop import LoopThread
 from adafuse_engine.members.base import Member, Session
+from adafuse_engine.members.guide import byte_guides
 from adafuse_engine.members.pool import load_members
 from adafuse_engine.service import Governor
 from adafuse_engine.trace import Trace
@@ -263,6 +264,7 @@ class Engine:
         seed = secrets.randbits(63) if settings.seed is None else settings.seed
         trace = Trace(self.member_names, self.weights, seed, settings.model_dump(mode="json"))
         emit = ignore if put is None else _chunker(put)
+        guide = await byte_guides().start(settings.grammar) if settings.grammar else None
         async with self._slots:
             sessions: list[Session] = []
 
@@ -274,7 +276,7 @@ class Engine:
             try:
                 opened = await together(enter(m, p) for m, p in zip(self._members, prompts, strict=True))
                 voices = [Voice(m.name, w, s) for m, w, s in zip(self._members, self.weights, opened, strict=True)]
-                written = await decode(voices, settings, trace, emit, governor)
+                written = await decode(voices, settings, trace, emit, governor, guide)
                 usage = tuple(s.usage() for s in opened)
             finally:
                 for session in sessions:

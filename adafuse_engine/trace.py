@@ -43,7 +43,7 @@ class Round:
     members whose scores were not finite. The text may be shorter than the winner's: see ``word_posterior``.
     ``service`` says what was changed to keep a service level: the ``mode`` (``fused``, ``gated``, ``single``),
     the ``threshold``, ``branches`` and ``max_words`` of the round, and ``because`` of which setting; None where
-    nothing was.
+    nothing was. ``forced``: the grammar left no choice, and no member was asked.
     """
 
     index: int
@@ -57,10 +57,13 @@ class Round:
     leader: str | None = None
     abstained: tuple[str, ...] = ()
     service: dict[str, Any] | None = None
+    forced: bool = False
 
     @property
     def certainty(self) -> float:
-        """The greatest confidence among the winner's proposers, in [0, 1]; 0 if none was asked."""
+        """The greatest confidence among the winner's proposers, in [0, 1]; 0 if none was asked, 1 if forced."""
+        if self.forced:
+            return 1.0
         proposers = self.candidates[self.winner].proposers
         return max((self.confidence.get(name) or 0.0 for name in proposers), default=0.0)
 
@@ -78,6 +81,7 @@ class Round:
             "leader": self.leader,
             "abstained": list(self.abstained),
             "service": None if self.service is None else dict(self.service),
+            "forced": self.forced,
         }
 
 

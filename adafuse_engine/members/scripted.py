@@ -12,6 +12,7 @@ import regex
 from adafuse_engine.confidence import Distribution
 from adafuse_engine.config import DecodingConfig
 from adafuse_engine.errors import ContextWindowError, EmptyPromptError
+from adafuse_engine.members.guide import END_OF_TEXT, Guide, byte_guides
 from adafuse_engine.members.session import Fed, TokenSession, survivors
 from adafuse_engine.types import Message, Prompt
 from adafuse_engine.words import first_word_end
@@ -20,6 +21,7 @@ __all__ = ["ScriptedMember"]
 
 _END = 256
 _AND = 257
+_CLOSERS = b'"}]><.0123456789 abcdefghijklmnopqrstuvwxyz'
 _PIECE = regex.compile(r"\s*\S{1,4}|\s+")
 
 
@@ -103,6 +105,10 @@ class ScriptedMember:
                 self._pieces.append(piece)
         return [self._ids[piece] for piece in pieces]
 
+    def spell(self, token: int) -> list[int]:
+        """Its guides are over bytes."""
+        return [END_OF_TEXT] if token == _END else list(self._pieces[token])
+
     # ---- Member
 
     def tokenize(self, text: str) -> list[int]:
@@ -119,10 +125,11 @@ class ScriptedMember:
             raise ContextWindowError(self.name, tokens, self.context_window)
         self.prompts.append(text)
         answer = self._answer if isinstance(self._answer, str) else self._answer(text)
+        guide = await byte_guides().start(settings.grammar) if settings.grammar else None
         sequence = _ScriptedSequence(self, answer.encode(), tokens)
         self.open_sessions += 1
         try:
-            root = await sequence.prefill()
+            root = await sequence.prefill(guide)
         except BaseException:
             await sequence.release()
             raise
@@ -135,6 +142,7 @@ class ScriptedMember:
             signature=text,
             prompt_tokens=tokens,
             context_window=self.context_window,
+            guide=guide,
         )
 
     def close(self) -> None:
@@ -149,8 +157,18 @@ class ScriptedMember:
         await asyncio.sleep(self._delay)
         return self._nan_from is not None and number >= self._nan_from
 
-    def after(self, answer: bytes, written: bytes) -> dict[int, float]:
-        """Log-probabilities of the most probable tokens after ``written``, best first; others: ``other``."""
+    def after(self, answer: bytes, written: bytes, guide: Guide | None = None) -> dict[int, float]:
+        """Log-probabilities of the most probable tokens after ``written``, best first; others: ``other``.
+
+        Where a grammar allows none of them, of one token that it allows.
+        """
+        likely = self._likely(answer, written)
+        if guide is None:
+            return likely
+        allowed = {token: lp for token, lp in likely.items() if guide.allows(self.spell(token))}
+        return allowed or {_way_out(guide): self._scripted}
+
+    def _likely(self, answer: bytes, written: bytes) -> dict[int, float]:
         rest = answer[len(written) :] if answer.startswith(written) else _from_word(answer, written)
         token = self.encode(rest)[0] if rest else _END
         return (
@@ -167,6 +185,7 @@ class _ScriptedSequence:
         self._member = member
         self._answer = answer
         self._written = [b""]
+        self._guides: list[Guide | None] = [None]
         self._parents = [-1]
         self._released = False
         self.forward_passes = 0
@@ -175,21 +194,24 @@ class _ScriptedSequence:
         self.pace = 0.0
         self.reused = 0
 
-    async def prefill(self) -> Distribution:
+    async def prefill(self, guide: Guide | None) -> Distribution:
         self.forward_passes += 1
-        return self._distribution(b"", await self._member.forward())
+        self._guides = [guide]
+        return self._distribution(0, await self._member.forward())
 
-    async def grow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Fed]:
+    async def grow(
+        self, parents: Sequence[int], tokens: Sequence[int], guides: Sequence[Guide | None] = ()
+    ) -> list[Fed]:
         nan = await self._member.forward()
         self.forward_passes += 1
         self.tokens_processed += len(tokens)
         fed = []
-        for parent, token in zip(parents, tokens, strict=True):
-            before = self._written[parent]
-            self._written.append(before + self._member.bytes_of(token))
+        for i, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+            logprob = self._after(parent).get(token, self._member.other)
+            self._written.append(self._written[parent] + self._member.bytes_of(token))
+            self._guides.append(guides[i] if guides else None)
             self._parents.append(parent)
-            logprob = self._member.after(self._answer, before).get(token, self._member.other)
-            fed.append(Fed(math.nan if nan else logprob, self._distribution(self._written[-1], nan)))
+            fed.append(Fed(math.nan if nan else logprob, self._distribution(len(self._written) - 1, nan)))
         return fed
 
     async def keep(self, path: Sequence[int]) -> None:
@@ -197,14 +219,18 @@ class _ScriptedSequence:
             kept = survivors(self._parents, path[-1])
             self._parents = [-1, *(kept[self._parents[n]] for n in list(kept)[1:])]
             self._written = [self._written[n] for n in kept]
+            self._guides = [self._guides[n] for n in kept]
 
     async def release(self) -> None:
         if not self._released:
             self._released = True
             self._member.open_sessions -= 1
 
-    def _distribution(self, written: bytes, nan: bool) -> Distribution:
-        likely = self._member.after(self._answer, written)
+    def _after(self, node: int) -> dict[int, float]:
+        return self._member.after(self._answer, self._written[node], self._guides[node])
+
+    def _distribution(self, node: int, nan: bool) -> Distribution:
+        likely = self._after(node)
         logprobs = [math.nan if nan else lp for lp in likely.values()]
         first = next(iter(likely))
         starts_word = first == _END or self._member.bytes_of(first)[:1].isspace()
@@ -212,10 +238,18 @@ class _ScriptedSequence:
             tuple(likely),
             tuple(logprobs),
             math.nan if nan else likely.get(_END, self._member.other),
-            math.nan if nan else 0.0 if starts_word else likely[_END],
+            math.nan if nan else 0.0 if starts_word else likely.get(_END, self._member.other),
             -math.fsum(math.exp(lp) * lp for lp in likely.values()),
             1000,
         )
+
+
+def _way_out(guide: Guide) -> int:
+    """The end, or a byte that a grammar allows: one that closes things rather than one that goes on."""
+    mask = guide.mask()
+    allowed = [b for b in range(_END + 1) if mask[b // 8] >> (b % 8) & 1]
+    order = {_END: -1} | {b: i for i, b in enumerate(_CLOSERS)}
+    return min(allowed, key=lambda b: order.get(b, 999), default=_END)
 
 
 def _render(messages: Sequence[Message | Mapping[str, Any]]) -> str:

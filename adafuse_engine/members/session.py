@@ -13,8 +13,9 @@ from typing import Protocol
 
 from adafuse_engine.confidence import Distribution, confidence
 from adafuse_engine.config import ConfidenceKind, DecodingConfig
-from adafuse_engine.errors import NonFiniteLogitsError
+from adafuse_engine.errors import MemberError, NonFiniteLogitsError
 from adafuse_engine.members.base import OutOfRoom
+from adafuse_engine.members.guide import Guide
 from adafuse_engine.scaling import first_tokens
 from adafuse_engine.types import Branch, Candidate, MemberUsage, Score
 from adafuse_engine.words import ends_by_itself, first_word_end, incomplete_suffix
@@ -56,6 +57,10 @@ class Alphabet(Protocol):
         """Tokens that write exactly ``data``, as a continuation: no prefix space, no special tokens."""
         ...
 
+    def spell(self, token: int) -> list[int]:
+        """The token in the tokens that this member's guides are over; most often itself."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Fed:
@@ -93,8 +98,14 @@ class TokenSequence(Protocol):
         """Tokens of the prompt that were not fed, because an earlier request had computed them."""
         ...
 
-    async def grow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Fed]:
-        """Feed tokens in one forward. Nodes are numbered in order from 1; parents come before children."""
+    async def grow(
+        self, parents: Sequence[int], tokens: Sequence[int], guides: Sequence[Guide | None] = ()
+    ) -> list[Fed]:
+        """Feed tokens in one forward. Nodes are numbered in order from 1; parents come before children.
+
+        With ``guides``, one per token, what follows it is kept to what its guide allows; to nothing where it
+        has none, for the token is not allowed itself.
+        """
         ...
 
     async def keep(self, path: Sequence[int]) -> None:
@@ -115,6 +126,7 @@ class _Node:
     token: int
     logprob: float = 0.0
     distribution: Distribution | None = None
+    guide: Guide | None = None
 
 
 @dataclass(slots=True)
@@ -141,6 +153,7 @@ class TokenSession:
         signature: Hashable,
         prompt_tokens: int,
         context_window: int,
+        guide: Guide | None = None,
     ) -> None:
         self.name = name
         self.group = group
@@ -155,7 +168,8 @@ class TokenSession:
         self._counts = {"drafted": 0, "accepted": 0, "branches_skipped": 0}
         self._certain: tuple[tuple[bytes, ...], tuple[bool, ...], int] = (), (), ROOT
         self._begun: dict[int, int] = {}
-        self._start([_Node(-1, -1, 0.0, root)])
+        self._guided = guide is not None
+        self._start([_Node(-1, -1, 0.0, root, guide)])
 
     def _start(self, nodes: list[_Node]) -> None:
         """Begin a round at the end of the ledger, with what is known beyond it."""
@@ -385,6 +399,11 @@ class TokenSession:
         """The distribution after a node; a NaN there is an error, for nothing can be written from it."""
         distribution = self._fed(node)
         if not distribution.finite:
+            if self._guided:
+                raise MemberError(
+                    f"member {self.name!r} has no token that the grammar allows after {self.committed[-40:]!r}, "
+                    "or returned NaN logits"
+                )
             raise NonFiniteLogitsError(self.name)
         return distribution
 
@@ -415,13 +434,21 @@ class TokenSession:
             return
         if max(len(self._path(n)) for n in nodes) > self.room:
             raise OutOfRoom
+        guides = [self._guide(n) for n in nodes] if self._guided else []
         fed = await self._sequence.grow(
-            [self._nodes[n].parent for n in nodes], [self._nodes[n].token for n in nodes]
+            [self._nodes[n].parent for n in nodes], [self._nodes[n].token for n in nodes], guides
         )
         for n, result in zip(nodes, fed, strict=True):
             node = self._nodes[n]
             node.logprob = self._nodes[node.parent].logprob + result.logprob
             node.distribution = result.distribution
+
+    def _guide(self, n: int) -> Guide | None:
+        """The node's place in the grammar: its parent's, and its token after it."""
+        node = self._nodes[n]
+        before = self._nodes[node.parent].guide
+        node.guide = before.after(self._alphabet.spell(node.token)) if before else None
+        return node.guide
 
     def _below(self, root: int) -> list[_Node]:
         """The tree under a node as a tree of its own: what was looked ahead is not computed again."""
@@ -429,8 +456,8 @@ class TokenSession:
         base = self._nodes[root].logprob
         below = [self._nodes[n] for n in list(renumbered)[1:]]
         return [
-            _Node(-1, -1, 0.0, self._fed(root)),
-            *(_Node(renumbered[n.parent], n.token, n.logprob - base, n.distribution) for n in below),
+            _Node(-1, -1, 0.0, self._fed(root), self._nodes[root].guide),
+            *(_Node(renumbered[n.parent], n.token, n.logprob - base, n.distribution, n.guide) for n in below),
         ]
 
     def _path(self, node: int) -> list[int]:

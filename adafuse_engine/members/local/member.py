@@ -24,6 +24,7 @@ from adafuse_engine.errors import (
     OutOfMemoryError,
 )
 from adafuse_engine.members.base import Member
+from adafuse_engine.members.guide import Guide
 from adafuse_engine.members.local.admission import Admission, spare_columns
 from adafuse_engine.members.local.loading import LoadedModel, load
 from adafuse_engine.members.local.memory import check_memory, is_out_of_memory
@@ -154,9 +155,10 @@ class LocalMember:
             )
         window = self.context_window if most is None else min(self.context_window, most - spare)
         columns = min(window, len(ids) + 2 * settings.max_tokens) + spare
+        guide = await model.vocabulary.guides.start(settings.grammar) if settings.grammar else None
         sequence = _Sequence(self.name, model, Tree(want))
         try:
-            root = await sequence.prefill(ids, columns, progress=self._progress)
+            root = await sequence.prefill(ids, columns, guide, progress=self._progress)
         except BaseException:
             await sequence.release()
             raise
@@ -169,6 +171,7 @@ class LocalMember:
             signature=tuple(ids),
             prompt_tokens=len(ids),
             context_window=window,
+            guide=guide,
         )
 
     def close(self) -> None:
@@ -208,7 +211,10 @@ class _Sequence:
     def reused(self) -> int:
         return self._tree.reused
 
-    async def prefill(self, ids: Sequence[int], columns: int, *, progress: bool) -> Distribution:
+    async def prefill(
+        self, ids: Sequence[int], columns: int, guide: Guide | None, *, progress: bool
+    ) -> Distribution:
+        guides = [guide] if guide else []
         entered: Future[None] = Future()
         self._worker.post(lambda: self._admission.enter(self._tree, ids, columns, entered))
         with self._mapped():
@@ -219,12 +225,14 @@ class _Sequence:
             advance(self._tree.reused)
             for start in range(self._tree.reused, len(ids), self._runner.chunk):
                 chunk = ids[start : start + self._runner.chunk]
-                [root] = await self._feed(Feed(self._tree, (), chunk, prefill=True))
+                [root] = await self._feed(Feed(self._tree, (), chunk, prefill=True, guides=guides))
                 advance(len(chunk))
         return root.distribution
 
-    async def grow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Fed]:
-        return await self._feed(Feed(self._tree, parents, tokens))
+    async def grow(
+        self, parents: Sequence[int], tokens: Sequence[int], guides: Sequence[Guide | None] = ()
+    ) -> list[Fed]:
+        return await self._feed(Feed(self._tree, parents, tokens, guides=guides))
 
     async def _feed(self, feed: Feed) -> list[Fed]:
         with self._mapped():

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from adafuse_engine.confidence import Distribution
+from adafuse_engine.members.guide import Guide
 from adafuse_engine.members.local.attention import Masks
 from adafuse_engine.members.local.kv_cache import SlotCache
 from adafuse_engine.members.local.memory import is_out_of_memory
@@ -74,12 +76,16 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Tokens to feed to one tree: ``parents`` by node number, -1 in a ``prefill``, which extends the prefix."""
+    """Tokens to feed to one tree: ``parents`` by node number, -1 in a ``prefill``, which extends the prefix.
+
+    ``guides``: none, or one per result, which says what may follow; a None there allows nothing.
+    """
 
     tree: Tree
     parents: Sequence[int]
     tokens: Sequence[int]
     prefill: bool = False
+    guides: Sequence[Guide | None] = ()
 
 
 class Runner:
@@ -285,6 +291,7 @@ class Runner:
         """Logits -> what the requests want to know, computed for all rows together and fetched once."""
         rows = torch.cat(list(logits)) if len(logits) > 1 else logits[0]
         rows.index_fill_(1, self._banned, -math.inf)
+        self._constrain(feeds, rows)
         norms = torch.logsumexp(rows, dim=1)
         wants = [feed.tree.want for feed in feeds]
         top = min(max(want.top for want in wants), rows.shape[1])
@@ -312,6 +319,19 @@ class Runner:
                 at += 1
             results.append(fed)
         return results
+
+    def _constrain(self, feeds: Sequence[Feed], rows: Tensor) -> None:
+        """Leave out of each row what its guide does not allow."""
+        at = 0
+        for feed in feeds:
+            for i, guide in enumerate(feed.guides):
+                if guide is None:
+                    rows[at + i] = -math.inf
+                    continue
+                bits = np.frombuffer(guide.mask(), dtype=np.uint8)
+                allowed = np.unpackbits(bits, count=rows.shape[1], bitorder="little").astype(bool)
+                rows[at + i].masked_fill_(self._moved(torch.from_numpy(~allowed)), -math.inf)
+            at += 1 if feed.prefill else len(feed.tokens)
 
     def _under_parents(self, feeds: Sequence[Feed], first: Sequence[int], rows: Tensor, norms: Tensor) -> Tensor:
         """Each new token's log-probability under its parent, ``[rows]``; the rows are handed to their nodes."""

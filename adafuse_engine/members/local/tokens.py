@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adafuse_engine.errors import TokenizerError
+from adafuse_engine.members.guide import Guides
 from adafuse_engine.words import starts_with_space
 
 __all__ = ["Vocabulary", "end_tokens"]
@@ -93,6 +94,15 @@ class Vocabulary:
                 self._memo.clear()
             self._memo[data] = ids
         return ids
+
+    def spell(self, token: int) -> list[int]:
+        """Guides are over the same tokens."""
+        return [token]
+
+    @functools.cached_property
+    def guides(self) -> Guides:
+        """Guides over these tokens, for answers held to a grammar."""
+        return Guides(self._bytes, self.ends, self.encode)
 
     def _encode_text(self, data: bytes) -> list[int] | None:
         """The tokenizer's own tokens, or None if they do not write ``data``."""
