@@ -125,7 +125,9 @@ class DecodingConfig(_Frozen):
         Most tokens to write, counted by the first member; strings that end the text and are left out of it.
     grammar
         What the answer must be: a grammar in llguidance's dialect of Lark. What cannot go on to a text of it is
-        left out before anything is scored; what it forces is written without asking the members.
+        left out before anything is scored; what it forces is written without asking the members. Near
+        ``max_tokens`` what is open is ended as shortly as it can be, so that JSON is whole; the finish reason is
+        ``length`` all the same.
         `adafuse_engine.chat` makes grammars for JSON schemas and tool calls.
     deadline_s, words_per_second, max_forward_passes
         Service levels, none by default. The text is to be written to its end within so many seconds of the start

@@ -24,6 +24,9 @@ __all__ = ["Emit", "Voice", "Written", "decode", "ignore", "together"]
 
 T = TypeVar("T")
 
+CLOSING = 8
+"""Tokens kept free beside those that end what a grammar has open."""
+
 
 @dataclass(frozen=True, slots=True)
 class Voice:
@@ -91,6 +94,8 @@ class _Decoder:
         self.text = _Text(settings.stop)
         self.tokens = 0
         self.leader: int | None = None
+        self._watch = settings.max_tokens
+        self._closed = False
         self._words: tuple[bytes, ...] = ()
         self.rules = Rules(
             settings.fusion,
@@ -107,7 +112,8 @@ class _Decoder:
                 if self.governor:
                     settings = await self._serve(self.governor)
                 now = self._within_room(settings)
-                round_ = self._forced(index)
+                now, rest = self._closing(now)
+                round_ = self._forced(index, rest)
                 if round_ is None and now.gate == "any_certain":
                     round_ = await self._lead(index, now)
                 round_ = round_ or await self._fuse_or_retry(index, now)
@@ -176,19 +182,40 @@ class _Decoder:
 
     # ---- a round without a choice
 
-    def _forced(self, index: int) -> Round | None:
+    def _closing(self, settings: DecodingConfig) -> tuple[DecodingConfig, bytes | None]:
+        """Near ``max_tokens``, end what a grammar has open, so that the answer is whole.
+
+        The round's settings, with words that leave room for the ending; the ending itself once it is time.
+        """
+        left = settings.max_tokens - self.tokens
+        if self.guide is None or left > self._watch:
+            return settings, None
+        rest = self.guide.way_out()
+        if rest is None:
+            self._watch = 0
+            return settings, None
+        cost = len(self.sessions[0].pieces(_words(rest)))
+        # What is open grows by little in a round: so many tokens before it could matter, look again.
+        self._watch = cost + CLOSING * 8
+        spare = left - cost
+        if rest and spare <= CLOSING:
+            self._closed = True
+            return settings, rest
+        if spare < settings.max_words * (settings.max_word_tokens + 3) + CLOSING:
+            tokens = min(settings.max_word_tokens, max(1, spare - CLOSING))
+            settings = settings.model_copy(update={"max_words": 1, "max_word_tokens": tokens})
+        return settings, None
+
+    def _forced(self, index: int, closing: bytes | None = None) -> Round | None:
         """The whole words that the grammar forces here, without asking anyone; None if there are none."""
         if self.guide is None:
             return None
-        data = self.guide.forced()
-        rest = self.guide.after(list(data)) if data else self.guide
-        end = rest is not None and rest.finished
-        words = []
-        while (size := first_word_end(data)) is not None:
-            words.append(data[:size])
-            data = data[size:]
-        if end and data:
-            words.append(data)
+        data = closing or self.guide.forced()
+        after = self.guide.after(list(data)) if data else self.guide
+        end = after is not None and (after.finished or closing is not None)
+        words = _words(data)
+        # The last one may go on, unless it is the end.
+        words = words if end else words[:-1]
         candidate = Candidate(tuple(words), end)
         if not (words or end) or not self._is_possible(candidate):
             return None
@@ -407,7 +434,7 @@ class _Decoder:
         elif len(pieces) > room:
             reason = "length"
         elif round_.end:
-            reason = "stop"
+            reason = "length" if self._closed else "stop"
         elif len(pieces) == room:
             reason = "length"
         if released:
@@ -485,6 +512,15 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:size]):
             return size
     return 0
+
+
+def _words(data: bytes) -> list[bytes]:
+    """Its words; the last one may be the beginning of one."""
+    words = []
+    while (size := first_word_end(data)) is not None:
+        words.append(data[:size])
+        data = data[size:]
+    return [*words, data] if data else words
 
 
 def _readable(data: bytes) -> str:

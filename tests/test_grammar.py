@@ -129,6 +129,43 @@ def test_one_request_with_and_one_without_a_grammar_share_a_forward():
         assert [f.result(60).text for f in futures] == [free.text, held.text]
 
 
+@pytest.mark.parametrize("max_tokens", [40, 45, 50, 60, 80])
+@pytest.mark.parametrize("kinds", [["llama"], ["llama", "gemma"]], ids="-".join)
+def test_near_max_tokens_an_answer_is_ended_so_that_it_is_whole(kinds, max_tokens):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "string"}}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    with Engine(members=[tiny.member(kind, f"m{i}", i) for i, kind in enumerate(kinds)]) as engine:
+        done = engine.generate("Write: ", grammar=json_grammar(schema), max_tokens=max_tokens)
+    found = json.loads(done.text)
+    assert isinstance(found["a"], str)
+    assert isinstance(found["b"], list)
+    assert done.usage.completion_tokens <= max_tokens
+    # These members never end a string by themselves.
+    assert done.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("written", "rest"),
+    [
+        (b"", b'{"city": "", "unit": "celsius", "days": []}'),
+        (b'{"city": "Par', b'", "unit": "celsius", "days": []}'),
+        (b'{"city": "Paris", "unit": "f', b'ahrenheit", "days": []}'),
+        (b'{"city": "Paris", "unit": "celsius", "days": [1', b"]}"),
+        (b'{"city": "Paris", "unit": "celsius", "days": []}', b""),
+    ],
+)
+def test_the_way_out_is_short(written, rest):
+    assert byte_guides().begin(json_grammar()).after(list(written)).way_out() == rest
+
+
+def test_a_way_out_that_is_not_found_is_none():
+    assert byte_guides().begin("start: /a{3000}/").way_out() is None
+
+
 def test_a_guide_says_what_is_forced_and_when_it_is_over():
     guide = byte_guides().begin('start: "ab" ("c" | "d")')
     assert guide.forced() == b"ab"

@@ -50,6 +50,30 @@ class Guide:
         """Whether nothing but the end may come next."""
         return self._matcher.is_stopped()
 
+    def way_out(self, most: int = 2000) -> bytes | None:
+        """A short text that ends what is open, for a guide over bytes; None if none of ``most`` bytes was found.
+
+        Of the bytes that may come next it takes one that closes something rather than one that goes on. For
+        JSON that is about the shortest rest; other grammars may have shorter ones, or some that it misses.
+        """
+        data = bytearray()
+        here: Guide | None = self
+        while here is not None and len(data) <= most:
+            if here.allows([END_OF_TEXT]):
+                return bytes(data)
+            step = here.forced() or bytes([here._closer()])
+            data += step
+            here = here.after(list(step))
+        return None
+
+    def _closer(self) -> int:
+        """The byte to go on with in order to end soon."""
+        mask = self.mask()
+        allowed = {b for b in range(256) if mask[b // 8] >> (b % 8) & 1}
+        # Where letters and brackets may both come, they are part of a string, and end nothing.
+        order = b'"q' if allowed >= set(b"q}") else b'}]>),"0123456789'
+        return next((b for b in order if b in allowed), min(allowed, default=END_OF_TEXT - 1))
+
     def mask(self) -> bytes:
         """One bit per token id, the lowest first: those that may come next, ends where the text may end."""
         return self._matcher.compute_bitmask()

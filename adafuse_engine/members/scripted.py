@@ -21,7 +21,6 @@ __all__ = ["ScriptedMember"]
 
 _END = 256
 _AND = 257
-_CLOSERS = b'"}]><.0123456789 abcdefghijklmnopqrstuvwxyz'
 _PIECE = regex.compile(r"\s*\S{1,4}|\s+")
 
 
@@ -166,7 +165,8 @@ class ScriptedMember:
         if guide is None:
             return likely
         allowed = {token: lp for token, lp in likely.items() if guide.allows(self.spell(token))}
-        return allowed or {_way_out(guide): self._scripted}
+        out = guide.way_out()
+        return allowed or {out[0] if out else _END: self._scripted}
 
     def _likely(self, answer: bytes, written: bytes) -> dict[int, float]:
         rest = answer[len(written) :] if answer.startswith(written) else _from_word(answer, written)
@@ -242,14 +242,6 @@ class _ScriptedSequence:
             -math.fsum(math.exp(lp) * lp for lp in likely.values()),
             1000,
         )
-
-
-def _way_out(guide: Guide) -> int:
-    """The end, or a byte that a grammar allows: one that closes things rather than one that goes on."""
-    mask = guide.mask()
-    allowed = [b for b in range(_END + 1) if mask[b // 8] >> (b % 8) & 1]
-    order = {_END: -1} | {b: i for i, b in enumerate(_CLOSERS)}
-    return min(allowed, key=lambda b: order.get(b, 999), default=_END)
 
 
 def _render(messages: Sequence[Message | Mapping[str, Any]]) -> str:
