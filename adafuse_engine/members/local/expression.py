@@ -78,7 +78,8 @@ def _systems(messages: list[Message], more: str, can: Abilities) -> list[Message
     rest = [m for m in messages if m.role != "system"]
     if not text:
         return rest
-    if can.system:
+    # Where turns are strict, a system text may come out with the user's only.
+    if can.system and (rest or not can.alternates):
         return [Message("system", text), *rest]
     if rest and rest[0].role == "user":
         return [replace(rest[0], content=_joined("\n\n", text, rest[0].content)), *rest[1:]]
