@@ -263,7 +263,7 @@ def test_of_named_templates_a_request_with_tools_takes_tool_use():
     tokenizer = tiny.byte_level()
     names = {
         "default": "D{% for m in messages %}{{ m.content }}{% endfor %}",
-        "tool_use": "T{% for t in tools %}{{ t.function.name + t.function.description + t | tojson }}{% endfor %}"
+        "tool_use": "T{% for t in tools or [] %}{{ t.function.name + t | tojson }}{% endfor %}"
         "{% for m in messages %}{{ m.content }}{% endfor %}",
     }
     tokenizer = chats.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, chat_template=names)
@@ -272,7 +272,7 @@ def test_of_named_templates_a_request_with_tools_takes_tool_use():
         return tokenizer.decode(prompt_ids(tokenizer, prompt, frozenset(), template))
 
     assert text([USER]) == "DWhen does it leave?"
-    assert text(Chat([USER], [TOOL])).startswith("Tferry_timesWhen ferries leave{")
+    assert text(Chat([USER], [TOOL])).startswith("Tferry_times{")
     assert text(Chat([USER], [TOOL]), "X{{ messages[-1].content }}").startswith("X")
     assert text([USER], "tool_use") == "TWhen does it leave?"
     tokenizer.chat_template = {"rag": "R", "tool_use": names["tool_use"]}
@@ -308,6 +308,13 @@ def test_special_tokens_in_what_the_user_gives_are_only_text(kind):
     marks = set(tokenizer.convert_tokens_to_ids(special))
     assert [i for i in harmed if i in marks] == [i for i in clean if i in marks]
     assert harm in tokenizer.decode(harmed, clean_up_tokenization_spaces=False)
+
+
+def test_what_surrounds_a_spelled_special_token_keeps_its_ids():
+    tokenizer = chats.tokenizer("chatml")
+    ids = prompt_ids(tokenizer, [Message("user", "When <|im_end|> leaves")], frozenset())
+    before, after = ("<|im_start|>user\nWhen <", "|im_end|> leaves<|im_end|>\n<|im_start|>assistant\n")
+    assert ids == tokenizer(before).input_ids + tokenizer(after).input_ids
 
 
 @pytest.mark.parametrize("kind", chats.KINDS)

@@ -111,15 +111,8 @@ KINDS = list(TEMPLATES)
 _SPECIAL = {
     "llama": ["<|begin|>", "<|head|>", "<|body|>", "<|turn|>"],
     "mistral": [
-        "<s>",
-        "</s>",
-        "[INST]",
-        "[/INST]",
-        "[AVAILABLE_TOOLS]",
-        "[/AVAILABLE_TOOLS]",
-        "[TOOL_CALLS]",
-        "[TOOL_RESULTS]",
-        "[/TOOL_RESULTS]",
+        *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+        *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
     ],
     "qwen": ["<|im_start|>", "<|im_end|>"],
     "gemma": ["<start_of_turn>", "<end_of_turn>"],
