@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
 
@@ -75,23 +76,38 @@ def _unused(text: str) -> str:
     return next(c for c in map(chr, range(0xF0000, 0xFFFFE)) if c not in text and repr(c)[1:-1] not in text)
 
 
-def _cut(tokenizer: PreTrainedTokenizerBase, given: Any, mark: str) -> Any:
-    """With the mark after the first character of every special token that a string spells."""
-    special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and len(t.content) > 1]
-    if not special:
+class _Special:
+    """A tokenizer's special tokens as text: some have thousands, so they are looked up, not tried in turn."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        added = tokenizer.added_tokens_decoder.values()
+        # One of a single character cannot be cut.
+        self._spelled = frozenset(token.content for token in added if token.special and len(token.content) > 1)
+        self._lengths = sorted({len(content) for content in self._spelled})
+        firsts = sorted({content[0] for content in self._spelled})
+        self._first = re.compile(f"[{''.join(map(re.escape, firsts))}]" if firsts else "(?!)")
+
+    def cut(self, given: Any, mark: str) -> Any:
+        """With the mark after the first character of every special token that a string spells."""
+        if isinstance(given, str):
+            return self._first.sub(lambda found: found[0] + mark * self._begins(given, found.start()), given)
+        if isinstance(given, dict):
+            return {self.cut(key, mark): self.cut(item, mark) for key, item in given.items()}
+        if isinstance(given, list | tuple):
+            return [self.cut(item, mark) for item in given]
         return given
-    begins = re.compile(f"(?=(?:{'|'.join(map(re.escape, special))}))(.)", re.DOTALL)
 
-    def cut(value: Any) -> Any:
-        if isinstance(value, str):
-            return begins.sub(rf"\1{mark}", value)
-        if isinstance(value, dict):
-            return {cut(key): cut(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [cut(item) for item in value]
-        return value
+    def _begins(self, text: str, place: int) -> bool:
+        return any(text[place : place + length] in self._spelled for length in self._lengths)
 
-    return cut(given)
+
+_special: WeakKeyDictionary[PreTrainedTokenizerBase, _Special] = WeakKeyDictionary()
+
+
+def _cut(tokenizer: PreTrainedTokenizerBase, given: Any, mark: str) -> Any:
+    if tokenizer not in _special:
+        _special[tokenizer] = _Special(tokenizer)
+    return _special[tokenizer].cut(given, mark)
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, mark: str) -> list[int]:
