@@ -27,7 +27,7 @@ from adafuse_engine.members.guide import byte_guides
 from adafuse_engine.members.pool import load_members
 from adafuse_engine.service import Governor
 from adafuse_engine.trace import Trace
-from adafuse_engine.types import Chunk, Completion, Prompt, Prompts, Usage
+from adafuse_engine.types import Chat, Chunk, Completion, Prompt, Prompts, Usage
 
 __all__ = ["Engine"]
 
@@ -300,14 +300,16 @@ class Engine:
                 raise InvalidArgumentError(f"prompt: no prompt for {', '.join(map(repr, missing))}")
             prompts = [prompt[name] for name in self.member_names]
         for one in prompts:
+            messages = one.messages if isinstance(one, Chat) else one
             if isinstance(one, str):
                 if not one.strip():
                     raise EmptyPromptError("the prompt has no text; give the members something to continue")
-            elif not isinstance(one, Sequence) or isinstance(one, bytes):
+            elif not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
                 raise InvalidArgumentError(
-                    f"prompt: a string, a list of messages or a dict of those by member, not {type(one).__name__}"
+                    "prompt: a string, a list of messages, a Chat or a dict of those by member, not "
+                    f"{'a Chat of ' if isinstance(one, Chat) else ''}{type(messages).__name__}"
                 )
-            elif not one:
+            elif not messages:
                 raise EmptyPromptError("the list of messages is empty; give at least one user message")
         return prompts
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import regex
 
+from adafuse_engine.chat.forms import tool_form
 from adafuse_engine.confidence import Distribution
 from adafuse_engine.config import DecodingConfig
 from adafuse_engine.errors import ContextWindowError, EmptyPromptError
 from adafuse_engine.members.guide import END_OF_TEXT, Guide, byte_guides
 from adafuse_engine.members.session import Fed, TokenSession, survivors
-from adafuse_engine.types import Message, Prompt
+from adafuse_engine.messages import messages_of
+from adafuse_engine.types import Chat, Message, Prompt
 from adafuse_engine.words import first_word_end
 
 __all__ = ["ScriptedMember"]
@@ -33,7 +35,8 @@ class ScriptedMember:
         The member's name.
     answer
         What it writes, or a function from the prompt's text to that. Chat messages are given to it as lines
-        ``role: content`` and a last line ``assistant:``.
+        ``role: content`` and a last line ``assistant:``; tools as a first ``system:`` line, and calls as text
+        of their messages, both in the chat's tool form.
     confidence
         Its margin at every token, in [0, 1]. The scripted token leads the next best (the word " and") by it;
         every other token is a little less probable than that.
@@ -244,14 +247,15 @@ class _ScriptedSequence:
         )
 
 
-def _render(messages: Sequence[Message | Mapping[str, Any]]) -> str:
-    lines = []
-    for message in messages:
-        if isinstance(message, Message):
-            lines.append(f"{message.role}: {message.content}\n")
-        else:
-            lines.append(f"{message.get('role')}: {message.get('content')}\n")
-    return "".join([*lines, "assistant:"]) if lines else ""
+def _render(prompt: Sequence[Message | Mapping[str, Any]] | Chat) -> str:
+    """The chat as lines: the tools in a first system line, calls as the chat's tool form writes them."""
+    chat = prompt if isinstance(prompt, Chat) else Chat(prompt)
+    form = tool_form(chat.tool_form)
+    lines = [f"system: {form.instructions(chat.tools)}\n"] if chat.tools else []
+    for message in messages_of(chat):
+        written = [message.content, form.write(message.tool_calls) if message.tool_calls else ""]
+        lines.append(f"{message.role}: {chr(10).join(filter(None, written))}\n")
+    return "".join([*lines, "assistant:"])
 
 
 def _from_word(answer: bytes, written: bytes) -> bytes:

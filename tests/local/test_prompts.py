@@ -46,6 +46,18 @@ def test_a_template_that_refuses_messages_is_a_clear_error():
         prompt_ids(BL, CHAT, frozenset({0}), template)
 
 
+def test_a_line_break_before_the_bos_of_a_template_makes_no_second_one():
+    template = "\n{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    ids = prompt_ids(SP, CHAT, frozenset({1}), template)
+    assert ids.count(2) == 1
+    assert ids[0] == 2
+
+
+def test_an_error_inside_a_template_is_the_same_clear_error():
+    with pytest.raises(InvalidArgumentError, match="the chat template refuses these messages"):
+        prompt_ids(BL, CHAT, frozenset({0}), "{{ messages[0].content + 3 }}")
+
+
 @pytest.mark.parametrize("message", ["hello", {"role": "user"}, 3])
 def test_what_is_no_message_is_refused(message):
     with pytest.raises(InvalidArgumentError, match="a message is a dict with role and content"):

@@ -1,0 +1,1 @@
+"""Chats with tools: how an answer spells calls, and how they are read back."""
