@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import uuid
-import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +16,9 @@ from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from adafuse_engine import Chunk, Completion, Engine, MemberConfig
+from adafuse_engine import Chunk, Completion
 from adafuse_integrations._shared import EnsembleFields, astream, stream
+from adafuse_integrations.langchain.identity import identities
 
 __all__ = ["AdaFuseLLM"]
 
@@ -60,7 +58,7 @@ class AdaFuseLLM(EnsembleFields, BaseLLM):
         # Settings stand under one key: LangChain itself writes "stop" beside it.
         return {
             "model_name": self.model_name,
-            "members": _identities(self._members(), self.engine),
+            "members": identities(self._members(), self.engine),
             "decoding": self._settings().model_dump(mode="json"),
         }
 
@@ -234,26 +232,3 @@ class AdaFuseLLM(EnsembleFields, BaseLLM):
     ) -> list[str]:
         """`batch` for async callers."""
         return await Runnable.abatch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
-
-
-_ANONYMOUS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
-
-
-def _identities(members: Sequence[MemberConfig], engine: Engine | None) -> list[dict[str, Any]]:
-    """What tells ensembles apart, for caches that may outlive this process; nothing secret in it."""
-    if members or engine is None:
-        return [
-            {
-                "model": member.model,
-                "weight": member.weight,
-                # In place of all the rest, some of which may be secret or long.
-                "digest": hashlib.sha256(repr(member).encode()).hexdigest()[:16],
-            }
-            for member in members
-        ]
-    # Ready-made members have no description that says what they would write: equal only to themselves.
-    token = _ANONYMOUS.setdefault(engine, uuid.uuid4().hex)
-    return [
-        {"model": name, "weight": weight, "digest": token}
-        for name, weight in zip(engine.member_names, engine.weights, strict=True)
-    ]
