@@ -97,21 +97,23 @@ def calls_of(calls: Iterable[ToolCall | InvalidToolCall]) -> dict[str, list[Any]
 
 
 def call_chunks(events: Iterable[Event], started: set[int]) -> list[ToolCallChunk]:
-    """The events' pieces of calls; ``started`` collects the calls that have begun."""
-    chunks = []
+    """The events' pieces of calls, one per call; ``started`` collects the calls that have begun."""
+    # LangChain puts pieces together that come in different chunks, not in one.
+    chunks: dict[int, ToolCallChunk] = {}
     for event in events:
         match event:
             case CallStart():
                 started.add(event.index)
-                chunks.append(tool_call_chunk(name=event.name, args="", id=event.id, index=event.index))
+                chunks[event.index] = tool_call_chunk(name=event.name, args="", id=event.id, index=event.index)
             case CallDelta():
-                chunks.append(tool_call_chunk(args=event.arguments, index=event.index))
+                chunk = chunks.setdefault(event.index, tool_call_chunk(args="", index=event.index))
+                chunk["args"] = (chunk["args"] or "") + event.arguments
             case CallEnd() if event.index not in started:
                 # It never got a name: all that can be told of it is what was written.
                 call = event.call
                 args = call.arguments if isinstance(call, InvalidToolCall) else json.dumps(dict(call.arguments))
-                chunks.append(tool_call_chunk(name=call.name, args=args, id=call.id, index=event.index))
-    return chunks
+                chunks[event.index] = tool_call_chunk(name=call.name, args=args, id=call.id, index=event.index)
+    return list(chunks.values())
 
 
 def usage_of(usage: Usage) -> UsageMetadata:
