@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -13,19 +12,17 @@ from typing import Any, TypeVar
 from adafuse_engine.config import DecodingConfig
 from adafuse_engine.errors import MemberError
 from adafuse_engine.fusion import Decision, Rules, can_win, fuse, is_worth_scoring
+from adafuse_engine.held import Held
 from adafuse_engine.members.base import OutOfRoom, Session
-from adafuse_engine.members.guide import END_OF_TEXT, Guide
+from adafuse_engine.members.guide import Guide
+from adafuse_engine.output import Output
 from adafuse_engine.service import Governor, Plan, Progress
 from adafuse_engine.trace import CandidateTrace, Round, Trace
 from adafuse_engine.types import Branch, Candidate, FinishReason, Score
-from adafuse_engine.words import first_word_end
 
 __all__ = ["Emit", "Voice", "Written", "decode", "ignore", "together"]
 
 T = TypeVar("T")
-
-CLOSING = 8
-"""Tokens kept free beside those that end what a grammar has open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +86,12 @@ class _Decoder:
         self.trace = trace
         self.emit = emit
         self.governor = governor
-        self.guide = guide
+        self.held = Held(guide, self.sessions[0].pieces) if guide else None
         self.plan = Plan(settings)
-        self.text = _Text(settings.stop)
+        self.text = Output(settings.stop)
         self.tokens = 0
         self.leader: int | None = None
-        self._watch = settings.max_tokens
-        self._closed = False
+        self._cut = False
         self._words: tuple[bytes, ...] = ()
         self.rules = Rules(
             settings.fusion,
@@ -112,11 +108,16 @@ class _Decoder:
                 if self.governor:
                     settings = await self._serve(self.governor)
                 now = self._within_room(settings)
-                now, rest = self._closing(now)
-                round_ = self._forced(index, rest)
+                if self.held:
+                    now = self.held.near_the_end(now, settings.max_tokens - self.tokens)
+                round_ = self._forced(index)
                 if round_ is None and now.gate == "any_certain":
                     round_ = await self._lead(index, now)
                 round_ = round_ or await self._fuse_or_retry(index, now)
+                if self.held and not self.held.can_end_after(
+                    self._words, round_.end, settings.max_tokens - self.tokens
+                ):
+                    round_ = self._last(index)
                 if self.plan.report:
                     round_ = replace(round_, service=self.plan.report)
                 self.trace.rounds.append(round_)
@@ -182,55 +183,33 @@ class _Decoder:
 
     # ---- a round without a choice
 
-    def _closing(self, settings: DecodingConfig) -> tuple[DecodingConfig, bytes | None]:
-        """Near ``max_tokens``, end what a grammar has open, so that the answer is whole.
-
-        The round's settings, with words that leave room for the ending; the ending itself once it is time.
-        """
-        left = settings.max_tokens - self.tokens
-        if self.guide is None or left > self._watch:
-            return settings, None
-        rest = self.guide.way_out()
-        if rest is None:
-            self._watch = 0
-            return settings, None
-        cost = len(self.sessions[0].pieces(_words(rest)))
-        # What is open grows by little in a round: so many tokens before it could matter, look again.
-        self._watch = cost + CLOSING * 8
-        spare = left - cost
-        if rest and spare <= CLOSING:
-            self._closed = True
-            return settings, rest
-        if spare < settings.max_words * (settings.max_word_tokens + 3) + CLOSING:
-            tokens = min(settings.max_word_tokens, max(1, spare - CLOSING))
-            settings = settings.model_copy(update={"max_words": 1, "max_word_tokens": tokens})
-        return settings, None
-
-    def _forced(self, index: int, closing: bytes | None = None) -> Round | None:
+    def _forced(self, index: int) -> Round | None:
         """The whole words that the grammar forces here, without asking anyone; None if there are none."""
-        if self.guide is None:
+        candidate = self.held.forced() if self.held else None
+        if candidate is None or not self._is_possible(candidate):
             return None
-        data = closing or self.guide.forced()
-        after = self.guide.after(list(data)) if data else self.guide
-        end = after is not None and (after.finished or closing is not None)
-        words = _words(data)
-        # The last one may go on, unless it is the end.
-        words = words if end else words[:-1]
-        candidate = Candidate(tuple(words), end)
-        if not (words or end) or not self._is_possible(candidate):
-            return None
+        return self._unasked(index, candidate)
+
+    def _unasked(self, index: int, candidate: Candidate) -> Round:
         self._words = candidate.words
         return Round(
             index=index,
             text=_readable(candidate.data),
-            words=len(words),
-            end=end,
+            words=len(candidate.words),
+            end=candidate.end,
             fused=False,
             candidates=(self._traced(candidate, ()),),
             winner=0,
             confidence=dict.fromkeys((v.name for v in self.voices), None),
             forced=True,
         )
+
+    def _last(self, index: int) -> Round:
+        """A round that ends what is open, for another would leave no room for it."""
+        if self.held is None or self.held.ending is None:
+            raise RuntimeError("there is nothing to end")
+        self._cut = True
+        return self._unasked(index, self.held.ending)
 
     # ---- a round with a leader
 
@@ -395,13 +374,13 @@ class _Decoder:
         usable = [key for key, candidate in found.items() if self._is_possible(candidate)]
         if not usable:
             texts = ", ".join(repr(_readable(c.data)) for c in found.values())
-            grammar = " within the grammar" if self.guide else ""
+            grammar = " within the grammar" if self.held else ""
             raise _UnwritableError(f"no candidate ({texts}) can be written by every member's tokenizer{grammar}")
         return [found[key] for key in usable], [tuple(names[key]) for key in usable]
 
     def _is_possible(self, candidate: Candidate) -> bool:
         """Whether every member has tokens for it, and the grammar, if there is one, allows it."""
-        if self.guide and not self.guide.allows([*candidate.data, *[END_OF_TEXT] * candidate.end]):
+        if self.held and not self.held.allows(candidate):
             return False
         return all(s.can_write(candidate.data) for s in self.sessions)
 
@@ -409,8 +388,8 @@ class _Decoder:
 
     async def _commit(self, round_: Round, settings: DecodingConfig) -> None:
         """Put the round's words on the ledger; behind a lazy leader the others only take note of them."""
-        if self.guide:
-            self.guide = self.guide.after(list(b"".join(self._words)))
+        if self.held:
+            self.held.commit(self._words)
         leader = round_.leader
         if round_.forced and settings.gate == "any_certain" and self.leader is not None:
             leader = self.voices[self.leader].name
@@ -434,7 +413,7 @@ class _Decoder:
         elif len(pieces) > room:
             reason = "length"
         elif round_.end:
-            reason = "length" if self._closed else "stop"
+            reason = "length" if self._cut else "stop"
         elif len(pieces) == room:
             reason = "length"
         if released:
@@ -475,52 +454,6 @@ async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [t.result() for t in tasks]
-
-
-class _Text:
-    """Bytes in, text out: whole characters, up to a stop string, holding back what may become one."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self.released = ""
-        self._stops = stops
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
-
-    def add(self, data: bytes) -> tuple[str, bool]:
-        """The text that can be released now, and whether a stop string came."""
-        self._held += self._decoder.decode(data)
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            released, self._held = self._held[: min(found)], ""
-        else:
-            keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
-            released = self._held[: len(self._held) - keep]
-            self._held = self._held[len(released) :]
-        self.released += released
-        return released, bool(found)
-
-    def flush(self) -> str:
-        """What was held back and can be released at the end; a cut character is left out."""
-        held, self._held = self._held, ""
-        self.released += held
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop`` and is not all of it."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
-
-
-def _words(data: bytes) -> list[bytes]:
-    """Its words; the last one may be the beginning of one."""
-    words = []
-    while (size := first_word_end(data)) is not None:
-        words.append(data[:size])
-        data = data[size:]
-    return [*words, data] if data else words
 
 
 def _readable(data: bytes) -> str:

@@ -71,13 +71,15 @@ def make_turn(
             [told, *messages] if messages[:1] and messages[0].role != "system" else _after(messages, told)
         )
         return Turn(prompt, _held(settings, schema_grammar(schema)), None)
-    if not tools or choice == "none":
+    if not tools:
         return Turn(Chat(list(messages)), settings, None)
     grammar = tools_grammar(tools, tool_form(form), choice, parallel=parallel)
-    if grammar is not None and choice != "auto":
-        settings = _held(settings, grammar)
-    elif grammar is not None:
-        settings = settings.override(grammar=grammar)
+    if grammar is not None:
+        free = choice in ("auto", "none")
+        settings = settings.override(grammar=grammar) if free else _held(settings, grammar)
+    if choice == "none":
+        # Nobody is told of tools, and a call that the history teaches is not written.
+        return Turn(Chat(list(messages), (), form), settings, None)
     return Turn(Chat(list(messages), list(tools), form), settings, form)
 
 

@@ -6,8 +6,10 @@ import pytest
 from llguidance import LLMatcher
 
 from adafuse_engine import Engine, InvalidArgumentError
+from adafuse_engine.chat import parse, tool_form, tools_grammar
 from adafuse_engine.members.guide import END_OF_TEXT, byte_guides
 from adafuse_engine.testing import ScriptedMember
+from adafuse_engine.types import Tool, ToolCall
 from tests.support import tiny
 
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -146,6 +148,21 @@ def test_near_max_tokens_an_answer_is_ended_so_that_it_is_whole(kinds, max_token
     assert done.usage.completion_tokens <= max_tokens
     # These members never end a string by themselves.
     assert done.finish_reason == "length"
+
+
+@pytest.mark.parametrize("max_tokens", range(24, 100, 4))
+def test_calls_that_may_be_repeated_are_whole_at_every_limit(max_tokens):
+    # Another call opens more in one forced round than many a limit has left.
+    tools = [Tool("weather", "", SCHEMA), Tool("time", "", {"type": "object", "properties": {}})]
+    grammar = tools_grammar(tools, tool_form("json_tags"), "any")
+    member = ScriptedMember("a", tool_form("json_tags").write([ToolCall("", "time", {})] * 9))
+    with Engine(members=[member]) as engine:
+        done = engine.generate("x", grammar=grammar, max_tokens=max_tokens)
+    text, calls = parse(done.text, tool_form("json_tags"), tools)
+    assert text == ""
+    assert calls
+    assert all(isinstance(call, ToolCall) for call in calls), done.text
+    assert done.usage.completion_tokens <= max_tokens
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from adafuse_engine.types import Tool
 __all__ = ["schema_grammar", "tools_grammar"]
 
 log = logging.getLogger("adafuse_engine")
+
+ANY_TEXT = r"(.|\n)*"
 
 # One way to space JSON: what the schema leaves no choice in is then written without asking the members.
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -36,16 +39,19 @@ def tools_grammar(tools: Sequence[Tool], form: ToolForm, choice: str, *, paralle
     ----------
     choice
         ``auto``: text in which a call is well-formed once its opening mark is written. ``any``: calls and
-        nothing else. A tool's name: one call of it. ``none``: no grammar.
+        nothing else. A tool's name: one call of it. ``none``: text without an opening mark.
     parallel
         Whether an answer may hold several calls.
 
-    Returns None where nothing is to be held to a grammar: for ``none``, and for ``auto`` in a form without
-    marks. Raises `InvalidArgumentError` for a name that no tool has, and for a tool whose schema cannot be
-    followed.
+    Returns None for ``none`` and ``auto`` in a form without marks, where there is nothing to hold to. Raises
+    `InvalidArgumentError` for a name that no tool has, and for a tool whose schema cannot be followed.
     """
-    if choice == "none" or not tools or (choice == "auto" and not form.open):
+    if not tools or (choice in ("auto", "none") and not form.open):
         return None
+    if choice == "none":
+        # Without its last character: weak models that may not write a mark write one with something added.
+        mark = re.escape(form.open[:-1]).replace("/", r"\/")
+        return f"start: TEXT\nTEXT: /{ANY_TEXT}/ & ~/{ANY_TEXT}{mark}{ANY_TEXT}/\n"
     if choice not in ("auto", "any"):
         tools = [tool for tool in tools if tool.name == choice]
         parallel = False
@@ -63,7 +69,7 @@ def tools_grammar(tools: Sequence[Tool], form: ToolForm, choice: str, *, paralle
     after = f"{_literal(form.pad)} {inner} {_literal(form.pad + form.close)}"
     if choice == "auto":
         # A lazy rule ends with the first mark that it comes to.
-        rules += ["TEXT: /(.|\\n)*/", f"opened[lazy]: TEXT {_literal(form.open)}", f"call: opened {after}"]
+        rules += [f"TEXT: /{ANY_TEXT}/", f"opened[lazy]: TEXT {_literal(form.open)}", f"call: opened {after}"]
         start = "call* TEXT" if parallel and not form.listed else "call | TEXT"
     else:
         rules.append(f"call: {_literal(form.open)} {after}")

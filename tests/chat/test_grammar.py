@@ -126,6 +126,14 @@ def test_auto_leaves_text_free_and_holds_a_call_once_it_is_begun(form):
     assert isinstance(call, ToolCall)
 
 
+@pytest.mark.parametrize("form", FORMS[:2], ids=lambda f: f.name)
+def test_none_is_any_text_that_begins_no_call(form):
+    guide = byte_guides().begin(tools_grammar(TOOLS, form, "none"))
+    assert guide.allows([*f"Text,\n{form.open[:-2]} and {{}} more.".encode(), END_OF_TEXT])
+    assert not guide.allows(list(f"Text {form.open}".encode()))
+    assert not guide.allows(list(f'Text {form.open[:-1]} name="x"'.encode()))
+
+
 def test_a_call_written_by_its_form_is_one_of_the_grammar():
     for form in FORMS:
         guide = byte_guides().begin(tools_grammar(TOOLS, form, "any"))
@@ -134,8 +142,8 @@ def test_a_call_written_by_its_form_is_one_of_the_grammar():
 
 
 def test_nothing_is_held_where_nothing_can_be():
-    assert tools_grammar(TOOLS, TAGS, "none") is None
     assert tools_grammar([], TAGS, "any") is None
+    assert tools_grammar(TOOLS, tool_form("llama3_json"), "none") is None
     assert tools_grammar(TOOLS, tool_form("llama3_json"), "auto") is None
 
 

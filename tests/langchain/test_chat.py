@@ -176,6 +176,13 @@ def test_tools_reach_the_prompt_and_none_keeps_them_out(chat):
     assert "The weather in a city." not in member.prompts[-1]
 
 
+def test_with_none_no_call_is_written_not_even_as_text(chat):
+    model, *_ = chat(ONE_CALL)
+    message = model.bind_tools([weather], tool_choice="none").invoke("Hello")
+    assert message.tool_calls == []
+    assert "<tool_call>" not in message.content
+
+
 def test_a_history_may_hold_several_system_messages_and_end_in_a_tools_result(chat):
     model, member, _ = chat("It is sunny.")
     history = [
