@@ -59,9 +59,12 @@ class ToolForm:
         return "\n".join(map(self._wrap, written))
 
     def write_result(self, message: Message) -> str:
-        """A tool's result as the text of a user message."""
-        of = f' name="{message.name}"' if message.name else ""
-        return f"<tool_response{of}>\n{message.content}\n</tool_response>"
+        """A tool's result as the text of a user message, for templates that know no tools.
+
+        In plain words: members that were not trained on marks of a kind go on writing them.
+        """
+        of = f" {message.name}" if message.name else ""
+        return f"The tool{of} says: {message.content}"
 
     def _wrap(self, call: str) -> str:
         inner = f"[{call}]" if self.listed else call

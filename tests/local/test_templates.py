@@ -165,7 +165,7 @@ def test_a_template_that_reads_blocks_only_gets_blocks():
 
 def test_qwen_renders_all_of_it_itself():
     text = spelled("qwen", Chat(HISTORIES["ends in a result"], [TOOL]))
-    assert "You may call" not in text
+    assert "You can call" not in text
     assert '<tools>\n{"type": "function", "function": {"name": "ferry_times"' in text
     assert (
         '<tool_call>\n{"name": "ferry_times", "arguments": {"harbour": "Wexelby"}}\n</tool_call><|im_end|>' in text
@@ -179,8 +179,22 @@ def test_llama_renders_one_call_itself_and_more_as_text():
     assert '<|head|>ipython<|body|>"At seven."' in own
     text = spelled("llama", Chat(HISTORIES["two calls at once"], [TOOL]))
     assert "ipython" not in text
-    assert text.count("<tool_call>\n{") == 2
+    assert text.count('<tool_call>\n{"name": "ferry_times"') == 2
     assert text.count("<|head|>user") == 2
+
+
+def test_a_template_that_writes_calls_its_own_way_is_told_the_way_that_all_members_write_them():
+    how = "To call a tool, write nothing but this"
+    for kind, form, told in (
+        ("llama", "json_tags", True),
+        ("llama", "llama3_json", False),
+        ("mistral", "json_tags", True),
+        ("qwen", "json_tags", False),
+        ("qwen", "mistral", True),
+    ):
+        text = spelled(kind, Chat([SYSTEM, USER], [TOOL], form))
+        assert (how in text) is told, (kind, form)
+        assert text.count("ferry_times") == 1  # its schema once, by its own template
 
 
 def test_mistral_gets_ids_of_nine_characters_the_same_for_call_and_result():
@@ -199,7 +213,7 @@ def test_mistral_takes_a_user_after_a_result_as_text():
     text = spelled("mistral", Chat(HISTORIES["a user after a result"], [TOOL]))
     assert "[TOOL_CALLS]" not in text
     assert text.count("[INST]") == 2
-    assert "<tool_response>\nAt seven.\n</tool_response>\n\nAnd comes back?[/INST]" in text
+    assert "The tool ferry_times says: At seven.\n\nAnd comes back?[/INST]" in text
 
 
 # ---- What it cannot is said by what it can
@@ -207,16 +221,16 @@ def test_mistral_takes_a_user_after_a_result_as_text():
 
 def test_chatml_without_tools_gets_them_in_the_system_text():
     text = spelled("chatml", Chat(HISTORIES["ends in a result"], [TOOL]))
-    assert text.startswith("<|im_start|>system\nBe brief.\n\nYou may call these tools:\n")
+    assert text.startswith("<|im_start|>system\nBe brief.\n\nYou can call these tools.")
     assert turns("chatml", text) == ["system", "user", "assistant", "user", "assistant"]
-    assert "<|im_start|>user\n<tool_response>\nAt seven.\n</tool_response><|im_end|>" in text
+    assert "<|im_start|>user\nThe tool ferry_times says: At seven.<|im_end|>" in text
 
 
 def test_gemma_gets_the_system_text_and_the_tools_in_its_first_user_message():
     text = spelled("gemma", Chat(HISTORIES["systems everywhere"], [TOOL]))
     assert turns("gemma", text) == ["user", "model", "user", "model"]
     assert text.startswith(
-        "<bos><start_of_turn>user\nBe brief.\n\nBe kind.\n\nBe exact.\n\nYou may call these tools:"
+        "<bos><start_of_turn>user\nBe brief.\n\nBe kind.\n\nBe exact.\n\nYou can call these tools."
     )
     assert "</tool_call>\n\nWhen does it leave?<end_of_turn>" in text
 
@@ -224,7 +238,7 @@ def test_gemma_gets_the_system_text_and_the_tools_in_its_first_user_message():
 def test_results_of_one_turn_are_one_turn():
     text = spelled("gemma", Chat(HISTORIES["two calls at once"], [TOOL]))
     assert turns("gemma", text) == ["user", "model", "user", "model"]
-    assert "At seven.\n</tool_response>\n<tool_response>\nAt nine." in text
+    assert "says: At seven.\nThe tool ferry_times says: At nine." in text
 
 
 def test_neighbours_are_merged_only_where_turns_are_strict():
@@ -239,7 +253,7 @@ def test_a_base_model_gets_a_transcript():
     assert text == (
         "Be brief.\n\nUser: When does it leave?\n"
         'Assistant: <tool_call>\n{"name": "ferry_times", "arguments": {"harbour": "Wexelby"}}\n</tool_call>\n'
-        "User: <tool_response>\nAt seven.\n</tool_response>\nAssistant:"
+        "User: The tool ferry_times says: At seven.\nAssistant:"
     )
 
 

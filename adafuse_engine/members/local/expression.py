@@ -41,8 +41,19 @@ def express(messages: Sequence[Message], tools: Sequence[Tool], form: ToolForm, 
     tool form writes them; the system text into the first user message; neighbours of one role into one.
     """
     told = list(messages) if can.calls else _calls_as_text(messages, form)
-    told = _systems(told, form.instructions(tools) if tools and not can.tools else "", can)
+    told = _systems(told, _instructions(tools, form, can), can)
     return _alternating(told) if can.alternates else told
+
+
+def _instructions(tools: Sequence[Tool], form: ToolForm, can: Abilities) -> str:
+    """What the system text has to tell of the tools: nothing, how to call them, or all of it."""
+    if not tools:
+        return ""
+    if not can.tools:
+        return form.instructions(tools)
+    # A template that writes calls its own way teaches that way, but all members must write one.
+    same = form.open in can.spelled and f'"{form.arguments}"' in can.spelled
+    return "" if same else form.instructions(())
 
 
 def _calls_as_text(messages: Sequence[Message], form: ToolForm) -> list[Message]:

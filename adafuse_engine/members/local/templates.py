@@ -9,7 +9,7 @@ import re
 import string
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,6 +43,7 @@ class Abilities:
     assistant's calls and the tool messages that answer them; ``calls_with_text``: beside content; and
     ``parallel_calls``: several of one message. ``blocks``: content only as a list of text blocks.
     ``text_arguments``: calls' arguments only as JSON text. ``nine_ids``: call ids of nine letters and digits.
+    ``spelled``: how it writes a call, among other text; empty if it writes none.
     """
 
     system: bool = False
@@ -55,6 +56,7 @@ class Abilities:
     blocks: bool = False
     text_arguments: bool = False
     nine_ids: bool = False
+    spelled: str = field(default="", compare=False, repr=False)
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, given: str | None, *, tools: bool) -> str:
@@ -201,6 +203,7 @@ def _probe(tokenizer: PreTrainedTokenizerBase, template: str, tools: bool) -> Ab
             both = replace(_CALLING, tool_calls=(_CALL, _CALL_2))
             return replace(
                 shaped,
+                spelled=render(tokenizer, template, wire([_USER, _CALLING, _RESULT, _ANSWER], shaped)),
                 calls=True,
                 calls_with_text=shows(shaped, _USER, beside, _RESULT),
                 parallel_calls=shows(shaped, _USER, both, _RESULT, _RESULT_2),
