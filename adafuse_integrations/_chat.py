@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from adafuse_engine import DecodingConfig, InvalidArgumentError
 from adafuse_engine.chat import ToolCallParser, schema_grammar, tool_form, tools_grammar
 from adafuse_engine.chat.parser import CallEnd, Event, TextDelta
 from adafuse_engine.types import Chat, InvalidToolCall, Message, Tool, ToolCall
 
-__all__ = ["Turn", "make_turn", "normal_choice", "text_of", "tool_of"]
+__all__ = ["Turn", "make_turn", "normal_choice", "schema_of", "text_of", "tool_of"]
 
 _ANSWER = "Answer with one JSON value that follows this JSON schema, and with nothing else:\n"
 
@@ -123,6 +125,29 @@ def tool_of(schema: Mapping[str, Any]) -> Tool:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidArgumentError(f"tools: {schema!r:.80} is no tool in OpenAI's form")
     return Tool(function["name"], function.get("description") or "", function.get("parameters") or {})
+
+
+def schema_of(format_: Any) -> dict[str, Any] | None:
+    """The JSON schema of a ``response_format`` in OpenAI's form, or None for text.
+
+    Also takes a pydantic class. Raises `InvalidArgumentError` for anything else.
+    """
+    if isinstance(format_, type) and issubclass(format_, BaseModel):
+        return format_.model_json_schema()
+    kind = format_.get("type") if isinstance(format_, Mapping) else None
+    if format_ is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object", "additionalProperties": True}
+    if kind == "json_schema":
+        inner = format_.get("json_schema", format_)
+        schema = inner.get("schema") if isinstance(inner, Mapping) else None
+        if isinstance(schema, Mapping):
+            return dict(schema)
+    raise InvalidArgumentError(
+        "response_format: {'type': 'json_schema', 'json_schema': {'schema': {...}}}, {'type': 'json_object'}, or "
+        f"a pydantic class (got {format_!r:.80})"
+    )
 
 
 def text_of(events: Iterable[Event]) -> str:

@@ -11,6 +11,7 @@ from adafuse_engine.chat.parser import (
     ToolCallParser,
     parse,
 )
+from adafuse_engine.chat.scanner import partial_object
 
 __all__ = [
     "TOOL_FORMS",
@@ -22,6 +23,7 @@ __all__ = [
     "ToolCallParser",
     "ToolForm",
     "parse",
+    "partial_object",
     "schema_grammar",
     "tool_form",
     "tools_grammar",

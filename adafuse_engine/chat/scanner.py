@@ -6,8 +6,9 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-__all__ = ["CallScanner"]
+__all__ = ["CallScanner", "partial_object"]
 
+_COMING = '"\ue000 still to come"'
 _ARGUMENTS = ("arguments", "parameters")
 
 
@@ -117,3 +118,42 @@ class CallScanner:
             if self._key in _ARGUMENTS and not self.streamed and not self._other:
                 self._other = self.raw[self._value : -1].strip()
             self._key = self._value = None
+
+
+def partial_object(text: str) -> dict[str, Any]:
+    """What can be told of a JSON object that is not whole yet; empty where nothing can.
+
+    A string that is being written counts as far as it goes; a key whose value is still to come is left out.
+    """
+    closers, string, escaped = "", False, False
+    for char in text:
+        if string:
+            if escaped:
+                escaped = False
+            elif char == "\\":
+                escaped = True
+            else:
+                string = char != '"'
+        elif char == '"':
+            string = True
+        elif char in "{[":
+            closers = ("}" if char == "{" else "]") + closers
+        elif char in "}]":
+            closers = closers[1:]
+    begun = (text[:-1] if escaped else text) + '"' * string
+    for whole in (begun, begun.rstrip().removesuffix(","), f"{begun} {_COMING}", f"{begun}: {_COMING}"):
+        try:
+            found = json.loads(whole + closers, strict=False)
+        except ValueError:
+            continue
+        return _known(found) if isinstance(found, dict) else {}
+    return {}
+
+
+def _known(value: Any) -> Any:
+    """Without what is still to come."""
+    if isinstance(value, dict):
+        return {k: _known(v) for k, v in value.items() if v != json.loads(_COMING)}
+    if isinstance(value, list):
+        return [_known(v) for v in value if v != json.loads(_COMING)]
+    return value

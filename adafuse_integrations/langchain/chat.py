@@ -22,7 +22,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, Field, SecretStr
 
 from adafuse_engine import Chunk, Completion, InvalidArgumentError
-from adafuse_integrations._chat import Turn, make_turn, normal_choice, text_of, tool_of
+from adafuse_integrations._chat import Turn, make_turn, normal_choice, schema_of, text_of, tool_of
 from adafuse_integrations._shared import EnsembleFields, astream, stream
 from adafuse_integrations.langchain.identity import identities
 from adafuse_integrations.langchain.messages import call_chunks, calls_of, messages_in, usage_of
@@ -221,7 +221,7 @@ class ChatAdaFuse(EnsembleFields, BaseChatModel):
         tools = [tool_of(convert_to_openai_tool(tool)) for tool in options.pop("tools", None) or ()]
         choice = normal_choice(options.pop("tool_choice", None), tools)
         parallel = options.pop("parallel_tool_calls", None)
-        schema = _schema(options.pop("response_format", None))
+        schema = schema_of(options.pop("response_format", None))
         form = options.pop("tool_form", self.tool_form)
         return make_turn(
             messages_in(messages),
@@ -353,25 +353,3 @@ class _Reader:
         else:
             return
         yield ChatGenerationChunk(message=message)
-
-
-def _schema(format_: Any) -> dict[str, Any] | None:
-    """The JSON schema of a ``response_format`` in OpenAI's form, or None for text."""
-    if format_ is None:
-        return None
-    kind = format_.get("type") if isinstance(format_, Mapping) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return {"type": "object", "additionalProperties": True}
-    if kind == "json_schema":
-        inner = format_.get("json_schema", format_)
-        schema = inner.get("schema") if isinstance(inner, Mapping) else None
-        if isinstance(schema, Mapping):
-            return dict(schema)
-    if isinstance(format_, type):
-        return convert_to_json_schema(format_)
-    raise InvalidArgumentError(
-        "response_format: {'type': 'json_schema', 'json_schema': {'schema': {...}}}, {'type': 'json_object'}, or "
-        f"a pydantic class (got {format_!r:.80})"
-    )

@@ -15,6 +15,7 @@ from adafuse_engine.chat import (
     TextDelta,
     ToolCallParser,
     parse,
+    partial_object,
     tool_form,
 )
 from adafuse_engine.types import InvalidToolCall, Tool, ToolCall
@@ -211,6 +212,23 @@ def test_without_marks_a_brace_begins_a_call_and_other_json_stays_text():
     assert (text, call.name, call.arguments) == ("", "f", {"a": 1})
     assert parse('{"answer": 42}', form) == ('{"answer": 42}', [])
     assert parse("It is {so}.", form) == ("It is {so}.", [])
+
+
+@given(ARGUMENTS, st.integers(0, 400))
+def test_the_beginning_of_an_object_tells_what_is_known(arguments, length):
+    text = json.dumps(arguments)
+    found = partial_object(text[:length])
+    assert set(found) <= set(arguments) or length < len(text)
+    assert partial_object(text) == arguments
+
+
+def test_half_an_object_is_read_as_far_as_it_goes():
+    text = '{"city": "Oslo", "days": [1, {"n": 2}], "on": true}'
+    found = [partial_object(text[:n]) for n in range(len(text) + 1)]
+    assert found[0] == found[7] == {}
+    assert found[12] == {"city": "Os"}
+    assert found[27] == {"city": "Oslo", "days": [1]}
+    assert found[-2] == found[-1] == {"city": "Oslo", "days": [1, {"n": 2}], "on": True}
 
 
 def test_ids_differ():

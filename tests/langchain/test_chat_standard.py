@@ -107,18 +107,6 @@ class TestPackaged(ChatModelIntegrationTests):
     def test_agent_loop(self, model):
         super().test_agent_loop(model)
 
-    @pytest.mark.xfail(reason="too weak to take the argument from the question", strict=False)
-    def test_tool_calling(self, model):
-        super().test_tool_calling(model)
-
-    @pytest.mark.xfail(reason="too weak to take the argument from the question", strict=False)
-    async def test_tool_calling_async(self, model):
-        await super().test_tool_calling_async(model)
-
     @pytest.mark.xfail(reason="too weak to take the name from the question", strict=False)
     def test_unicode_tool_call_integration(self, model):
         super().test_unicode_tool_call_integration(model)
-
-    @pytest.mark.xfail(reason="too weak to stop after one call, where several are allowed", strict=False)
-    def test_tool_calling_with_no_arguments(self, model):
-        super().test_tool_calling_with_no_arguments(model)

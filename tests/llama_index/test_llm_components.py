@@ -46,7 +46,7 @@ def test_metadata_is_true(make_engine: Make) -> None:
     assert metadata.num_output == 33
     assert metadata.model_name == "a+b"
     assert not metadata.is_chat_model
-    assert not metadata.is_function_calling_model
+    assert metadata.is_function_calling_model
     assert AdaFuseLLM(engine=engine, is_chat_model=True).metadata.is_chat_model
 
 
