@@ -13,6 +13,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 OFFLINE := env HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 ONE_THREAD := OMP_NUM_THREADS=1
+# Test processes at once. Each loads the models it needs: about 3 GB.
+JOBS ?= 2
 
 .PHONY: help .venv models demo test check format bench clean
 
@@ -45,7 +47,7 @@ demo: models
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python examples/demo.py $(ARGS)
 
 test: models
-	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest $(ARGS)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
-from typing import Any, TypeVar
 
 from adafuse_engine.config import DecodingConfig
-from adafuse_engine.errors import MemberError
-from adafuse_engine.fusion import Decision, Rules, can_win, fuse, is_worth_scoring
+from adafuse_engine.fusion import Decision, Rules, fuse
 from adafuse_engine.held import Held
-from adafuse_engine.members.base import OutOfRoom, Session
+from adafuse_engine.members.base import OutOfRoom
 from adafuse_engine.members.guide import Guide
 from adafuse_engine.output import Output
+from adafuse_engine.proposals import Proposing, UnwritableError
 from adafuse_engine.service import Governor, Plan, Progress
 from adafuse_engine.trace import CandidateTrace, Round, Trace
-from adafuse_engine.types import Branch, Candidate, FinishReason, Score
+from adafuse_engine.types import Candidate, FinishReason, Score
+from adafuse_engine.voices import Voice, together
 
-__all__ = ["Emit", "Voice", "Written", "decode", "ignore", "together"]
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """A member in a request: its name, its share of the vote (shares sum to 1), its session."""
-
-    name: str
-    weight: float
-    session: Session
+__all__ = ["Emit", "Written", "decode", "ignore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +52,6 @@ async def decode(
     A governor keeps service levels. A guide, over bytes, holds the answer to the settings' grammar.
     """
     return await _Decoder(voices, settings, trace, emit, governor, guide).run()
-
-
-class _UnwritableError(MemberError):
-    """No candidate can be written by every member's tokenizer."""
 
 
 class _Decoder:
@@ -167,7 +151,7 @@ class _Decoder:
         if not self.plan.single:
             try:
                 return await self._fuse(index, settings)
-            except _UnwritableError:
+            except UnwritableError:
                 if self.plan.report is None:
                     raise
         if self.plan.retry is None:
@@ -255,8 +239,12 @@ class _Decoder:
     async def _fuse(self, index: int, settings: DecodingConfig) -> Round:
         """Everyone proposes, everyone scores, the best candidate wins."""
         confidences = [s.confidence(settings.confidence) for s in self.sessions]
-        outlines = await self._outlines(index, settings)
-        candidates, proposers, scores = await self._proposals(outlines, settings)
+        within = " within the grammar" if self.held else ""
+        proposing = Proposing(
+            self.voices, self.rules, self._is_possible, lambda who: self._random(index, who), within
+        )
+        proposals = await proposing.ask(settings)
+        candidates, scores = proposals.candidates, proposals.scores
         if len(candidates) == 1 and not scores:
             only = candidates[0]
             decision = Decision(0, len(only.words), only.end, ())
@@ -276,7 +264,7 @@ class _Decoder:
             candidates=tuple(
                 self._traced(
                     candidate,
-                    proposers[c],
+                    proposals.proposers[c],
                     [row[c] if k not in decision.abstained else None for k, row in enumerate(scores)],
                     decision.scores[c] if scores else None,
                 )
@@ -286,97 +274,6 @@ class _Decoder:
             confidence={v.name: c for v, c in zip(self.voices, confidences, strict=True)},
             abstained=tuple(self.voices[k].name for k in decision.abstained),
         )
-
-    async def _outlines(self, index: int, settings: DecodingConfig) -> list[list[Candidate | Branch]]:
-        """What each member proposes. With drafting the fastest go first, and the others check theirs first.
-
-        Members on the same weights propose together: their forwards are one.
-        """
-        groups: dict[Hashable, list[int]] = {}
-        for k, session in enumerate(self.sessions):
-            groups.setdefault(session.group if settings.drafting else None, []).append(k)
-        outlines: list[list[Candidate | Branch]] = [[] for _ in self.sessions]
-        drafts: list[Candidate] = []
-        for group in sorted(groups.values(), key=lambda ks: self.sessions[ks[0]].pace):
-            if drafts:
-                await together(self.sessions[k].consider(drafts) for k in group)
-            made = await together(self.sessions[k].outline(settings, self._random(index, str(k))) for k in group)
-            for k, outline in zip(group, made, strict=True):
-                outlines[k] = outline
-                drafts += [c for c in outline if isinstance(c, Candidate) and self._is_possible(c)]
-        return outlines
-
-    async def _proposals(
-        self, outlines: Sequence[list[Candidate | Branch]], settings: DecodingConfig
-    ) -> tuple[list[Candidate], list[tuple[str, ...]], list[list[Score]]]:
-        """The union of what can still win, who proposed what, and all scores where they were needed for it."""
-        whole = [[c for c in outline if isinstance(c, Candidate)] for outline in outlines]
-        begun = [[b for b in outline if isinstance(b, Branch)] for outline in outlines]
-        if not any(begun):
-            return *self._union(whole), []
-        wanted = begun
-        known: list[Candidate] = []
-        scores: list[list[Score]] = []
-        # Without a bound that could use them, scores in between would be work for nothing.
-        early = settings.early_decisions and (self.rules.bounds_branches or self.rules.bounds_candidates)
-        if early:
-            known, _ = self._union(whole)
-            scores = await together(s.score(known, settings) for s in self.sessions)
-            weights = [v.weight for v in self.voices]
-            wanted = [
-                [b for b in branches if can_win(b, k, known, scores, weights, self.rules)]
-                for k, branches in enumerate(begun)
-            ]
-            for session, branches, few in zip(self.sessions, begun, wanted, strict=True):
-                session.skip(len(branches) - len(few))
-            if not any(wanted):
-                return *self._union(whole), scores
-        completed = await together(
-            s.complete(branches, settings) for s, branches in zip(self.sessions, wanted, strict=True)
-        )
-        written: list[list[Candidate | None]] = [list(made) for made in completed]
-        if early and self.rules.bounds_candidates:
-            await self._strike_out(written, known, scores, settings)
-        proposals = []
-        for outline, branches, made in zip(outlines, wanted, written, strict=True):
-            done = dict(zip(map(id, branches), made, strict=True))
-            found = [c if isinstance(c, Candidate) else done.get(id(c)) for c in outline]
-            proposals.append([c for c in found if c is not None])
-        return *self._union(proposals), []
-
-    async def _strike_out(
-        self,
-        written: list[list[Candidate | None]],
-        known: list[Candidate],
-        scores: list[list[Score]],
-        settings: DecodingConfig,
-    ) -> None:
-        """Put None for candidates that their proposer likes too little for them to win: nobody need score them."""
-        weights = [v.weight for v in self.voices]
-        for k, (session, made) in enumerate(zip(self.sessions, written, strict=True)):
-            own = await session.score([c for c in made if c is not None], settings)
-            for i, (candidate, score) in enumerate(zip(list(made), own, strict=True)):
-                if candidate is not None and not is_worth_scoring(
-                    candidate, k, score, known, scores, weights, self.rules
-                ):
-                    made[i] = None
-
-    def _union(self, proposals: Sequence[list[Candidate]]) -> tuple[list[Candidate], list[tuple[str, ...]]]:
-        """Distinct candidates by bytes and end, in member order and then proposal order; who proposed each."""
-        found: dict[tuple[bytes, bool], Candidate] = {}
-        names: dict[tuple[bytes, bool], list[str]] = {}
-        for voice, proposal in zip(self.voices, proposals, strict=True):
-            for candidate in proposal:
-                found.setdefault(candidate.key, candidate)
-                proposers = names.setdefault(candidate.key, [])
-                if voice.name not in proposers:
-                    proposers.append(voice.name)
-        usable = [key for key, candidate in found.items() if self._is_possible(candidate)]
-        if not usable:
-            texts = ", ".join(repr(_readable(c.data)) for c in found.values())
-            grammar = " within the grammar" if self.held else ""
-            raise _UnwritableError(f"no candidate ({texts}) can be written by every member's tokenizer{grammar}")
-        return [found[key] for key in usable], [tuple(names[key]) for key in usable]
 
     def _is_possible(self, candidate: Candidate) -> bool:
         """Whether every member has tokens for it, and the grammar, if there is one, allows it."""
@@ -438,22 +335,6 @@ class _Decoder:
     ) -> CandidateTrace:
         shown = {v.name: s.total if s else None for v, s in zip(self.voices, scores, strict=False)}
         return CandidateTrace(_readable(candidate.data), candidate.end, proposers, shown, fused)
-
-
-async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines side by side and return their results in order; one failure cancels the others.
-
-    The first error is raised as itself, not wrapped in a group.
-    """
-    coroutines = list(calls)
-    if len(coroutines) == 1:
-        return [await coroutines[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(c) for c in coroutines]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [t.result() for t in tasks]
 
 
 def _readable(data: bytes) -> str:

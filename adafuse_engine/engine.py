@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig, check_ensemble
-from adafuse_engine.decoding import Emit, Voice, decode, ignore, together
+from adafuse_engine.decoding import Emit, decode, ignore
 from adafuse_engine.errors import (
     EmptyPromptError,
     EngineClosedError,
@@ -28,6 +28,7 @@ from adafuse_engine.members.pool import load_members
 from adafuse_engine.service import Governor
 from adafuse_engine.trace import Trace
 from adafuse_engine.types import Chat, Chunk, Completion, Prompt, Prompts, Usage
+from adafuse_engine.voices import Voice, together
 
 __all__ = ["Engine"]
 

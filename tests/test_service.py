@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_engine import DecodingConfig, Engine, InvalidArgumentError
-from adafuse_engine.decoding import Voice, decode
+from adafuse_engine.decoding import decode
 from adafuse_engine.service import EASE, FLOOR, Governor, Progress, ladder
 from adafuse_engine.testing import ScriptedMember
 from adafuse_engine.trace import Trace
+from adafuse_engine.voices import Voice
 
 TEXT = " ".join(["", *(f"word{n}" for n in range(120))])
 LIMITS = ["deadline_s", "words_per_second", "max_forward_passes"]

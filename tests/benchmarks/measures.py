@@ -6,6 +6,7 @@ import asyncio
 import statistics
 from time import perf_counter
 
+from adafuse_engine.chat import schema_grammar
 from tests.benchmarks import prompts
 from tests.benchmarks.bench import Result, passes
 from tests.benchmarks.memory import kv_bytes_of_branches, memory_growth
@@ -98,6 +99,33 @@ def batch_speedup(b):
     return Result.of("batch_speedup", ratio, ">= 2.5", detail)
 
 
+def event_loop_gap(b):
+    """The longest time the callers' event loop stood still, in ms, while half of them asked for JSON."""
+    texts = [p[-400:] for p in prompts.short(b.size.at_once)]
+    grammar = schema_grammar({"type": "object", "properties": {"about": {"type": "string", "maxLength": 20}}})
+    gaps = []
+
+    async def tick():
+        last = perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            gaps.append(perf_counter() - last)
+            last = perf_counter()
+
+    async def serve():
+        ticking = asyncio.create_task(tick())
+        options = [{}, {"grammar": grammar}] * len(texts)
+        asked = (b.engine.agenerate(p, max_tokens=b.size.tokens, **o) for p, o in zip(texts, options, strict=False))
+        await asyncio.gather(*asked)
+        ticking.cancel()
+
+    b.forget()
+    asyncio.run(serve())
+    gaps.sort()
+    detail = f"{len(texts)} callers; {len(gaps)} ticks, half of them within {gaps[len(gaps) // 2] * 1000:.1f} ms"
+    return Result.of("event_loop_gap", gaps[-1] * 1000, "<= 100 ms", detail)
+
+
 def prefix_reuse_first_word(b):
     def first_word(prompt):
         start = perf_counter()
@@ -155,6 +183,7 @@ ALL = [
     agreed_over_members,
     gated_forwards_saved,
     batch_speedup,
+    event_loop_gap,
     prefix_reuse_first_word,
     kv_bytes_of_branches,
     outside_forwards,
