@@ -27,11 +27,22 @@ from adafuse_engine.errors import (
     UnknownArgumentError,
 )
 from adafuse_engine.trace import CandidateTrace, Round, Trace
-from adafuse_engine.types import Chunk, Completion, MemberUsage, Message, Usage
+from adafuse_engine.types import (
+    Chat,
+    Chunk,
+    Completion,
+    InvalidToolCall,
+    MemberUsage,
+    Message,
+    Tool,
+    ToolCall,
+    Usage,
+)
 
 __all__ = [
     "AdaFuseError",
     "CandidateTrace",
+    "Chat",
     "Chunk",
     "Completion",
     "ConfigError",
@@ -44,6 +55,7 @@ __all__ = [
     "FetchError",
     "InsufficientMemoryError",
     "InvalidArgumentError",
+    "InvalidToolCall",
     "LoadError",
     "MemberConfig",
     "MemberError",
@@ -58,6 +70,8 @@ __all__ = [
     "PromptError",
     "Round",
     "TokenizerError",
+    "Tool",
+    "ToolCall",
     "Trace",
     "UnknownArgumentError",
     "Usage",

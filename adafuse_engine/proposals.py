@@ -29,7 +29,10 @@ class Proposals:
 
 
 class Proposing:
-    """Asks the members of one round. ``possible``: may a candidate be written; ``random``: what a member draws by."""
+    """Asks the members of one round.
+
+    ``possible``: whether a candidate may be written at all; ``random``: what a member of that number draws by.
+    """
 
     def __init__(
         self,
