@@ -34,7 +34,7 @@ from adafuse_engine.members.local.runner import Feed, Runner, Tree, Want
 from adafuse_engine.members.local.selfcheck import tree_attention_works
 from adafuse_engine.members.local.tokens import Vocabulary, end_tokens
 from adafuse_engine.members.local.worker import Worker
-from adafuse_engine.members.session import Fed, TokenSession
+from adafuse_engine.members.session import Alphabet, Fed, TokenSequence, TokenSession
 from adafuse_engine.progress import track
 from adafuse_engine.scaling import tokens_needed
 from adafuse_engine.types import Prompt
@@ -136,43 +136,62 @@ class LocalMember:
             raise ContextWindowError(self.name, len(ids), self.context_window)
         return ids
 
+    @property
+    def alphabet(self) -> Alphabet:
+        """Its tokens as bytes."""
+        return self.model.vocabulary
+
     async def open(self, prompt: Prompt, settings: DecodingConfig) -> TokenSession:
         """Start a request: render the prompt, prefill it chunk by chunk."""
-        model = self.model
         ids = self.prompt_ids(prompt)
+        guides = self.model.vocabulary.guides
+        guide = await guides.start(settings.grammar) if settings.grammar else None
+        sequence, root = await self.begin(ids, settings, guide)
+        return TokenSession(
+            self.name,
+            self.model.vocabulary,
+            sequence,
+            root,
+            group=id(self.model),
+            signature=tuple(ids),
+            prompt_tokens=len(ids),
+            context_window=self._window(len(ids), settings)[0],
+            guide=guide,
+        )
+
+    async def begin(
+        self, ids: Sequence[int], settings: DecodingConfig, guide: Guide | None = None
+    ) -> tuple[TokenSequence, Distribution]:
+        """Prefill token ids: the sequence after them, and what it expects next."""
+        model = self.model
         want = Want(
             tokens_needed(settings, len(model.vocabulary.ends)),
             settings.confidence == "entropy",
             settings.counts_word_ends,
         )
-        most = model.admission.most_columns(model.members)
-        spare = spare_columns(settings)
-        if most is not None and len(ids) + spare >= most:
-            raise OutOfMemoryError(
-                self.name,
-                f"kv_max_bytes allows it {most} tokens, {spare} of them for candidates, and the prompt is "
-                f"{len(ids)}; raise it",
-            )
-        window = self.context_window if most is None else min(self.context_window, most - spare)
+        window, spare = self._window(len(ids), settings)
         columns = min(window, len(ids) + 2 * settings.max_tokens) + spare
-        guide = await model.vocabulary.guides.start(settings.grammar) if settings.grammar else None
         sequence = _Sequence(self.name, model, Tree(want))
         try:
             root = await sequence.prefill(ids, columns, guide, progress=self._progress)
         except BaseException:
             await sequence.release()
             raise
-        return TokenSession(
-            self.name,
-            model.vocabulary,
-            sequence,
-            root,
-            group=id(model),
-            signature=tuple(ids),
-            prompt_tokens=len(ids),
-            context_window=window,
-            guide=guide,
-        )
+        return sequence, root
+
+    def _window(self, prompt_tokens: int, settings: DecodingConfig) -> tuple[int, int]:
+        """Tokens that prompt and text may take, and what a round needs beside them for its candidates."""
+        most = self.model.admission.most_columns(self.model.members)
+        spare = spare_columns(settings)
+        if most is None:
+            return self.context_window, spare
+        if prompt_tokens + spare >= most:
+            raise OutOfMemoryError(
+                self.name,
+                f"kv_max_bytes allows it {most} tokens, {spare} of them for candidates, and the prompt is "
+                f"{prompt_tokens}; raise it",
+            )
+        return min(self.context_window, most - spare), spare
 
     def close(self) -> None:
         """Give up the weights. May be called again."""
