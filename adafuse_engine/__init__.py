@@ -26,6 +26,7 @@ from adafuse_engine.errors import (
     TokenizerError,
     UnknownArgumentError,
 )
+from adafuse_engine.scoring import TextScore
 from adafuse_engine.trace import CandidateTrace, Round, Trace
 from adafuse_engine.types import (
     Chat,
@@ -69,6 +70,7 @@ __all__ = [
     "OutOfMemoryError",
     "PromptError",
     "Round",
+    "TextScore",
     "TokenizerError",
     "Tool",
     "ToolCall",

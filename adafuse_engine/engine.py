@@ -16,15 +16,17 @@ from typing import Any, ClassVar, Literal, TypeVar, overload
 from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig, check_ensemble
 from adafuse_engine.decoding import Emit, decode, ignore
 from adafuse_engine.errors import (
+    ContextWindowError,
     EmptyPromptError,
     EngineClosedError,
     InvalidArgumentError,
     UnknownArgumentError,
 )
 from adafuse_engine.loop import LoopThread
-from adafuse_engine.members.base import Member, Session
+from adafuse_engine.members.base import Member, OutOfRoom, Session
 from adafuse_engine.members.guide import byte_guides
 from adafuse_engine.members.pool import load_members
+from adafuse_engine.scoring import TextScore, score_text, words_of
 from adafuse_engine.service import Governor
 from adafuse_engine.trace import Trace
 from adafuse_engine.types import Chat, Chunk, Completion, Prompt, Prompts, Usage
@@ -235,6 +237,26 @@ class Engine:
                 future.cancel()
         return results
 
+    def score(self, prompt: Prompts, text: str, *, end: bool = False, **options: Any) -> TextScore:
+        """What the members think of ``text`` as the continuation of ``prompt``, and of its end after it if asked.
+
+        Here a prompt may be an empty text: each member then starts as its model does. Raises
+        `ContextWindowError` where prompt and text do not fit together.
+        """
+        return self.score_batch([(prompt, text)], end=end, **options)[0]
+
+    def score_batch(
+        self, pairs: Sequence[tuple[Prompts, str]], *, end: bool = False, **options: Any
+    ) -> list[TextScore]:
+        """`score` for several pairs of prompt and text, in order, side by side."""
+        settings = self.check_options(**options)
+        futures = [self._submit(self._score(prompt, text, end, settings)) for prompt, text in pairs]
+        try:
+            return [self._result(future) for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
     # ---- the loop thread
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -266,6 +288,34 @@ class Engine:
         trace = Trace(self.member_names, self.weights, seed, settings.model_dump(mode="json"))
         emit = ignore if put is None else _chunker(put)
         guide = await byte_guides().start(settings.grammar) if settings.grammar else None
+        async with self._opened(prompts, settings) as sessions:
+            voices = [Voice(m.name, w, s) for m, w, s in zip(self._members, self.weights, sessions, strict=True)]
+            written = await decode(voices, settings, trace, emit, governor, guide)
+            usage = tuple(s.usage() for s in sessions)
+        return Completion(
+            written.text,
+            written.finish_reason,
+            Usage(usage[0].prompt_tokens, written.tokens, usage),
+            trace,
+        )
+
+    async def _score(self, prompt: Prompts, text: str, end: bool, settings: DecodingConfig) -> TextScore:
+        words = words_of(text)
+        prompts: list[Prompt] = [""] * len(self._members) if prompt == "" else self._prompts(prompt)
+        async with self._opened(prompts, settings) as sessions:
+            try:
+                told = await score_text(sessions, words, end, settings)
+            except OutOfRoom as error:
+                least = min(self._members, key=lambda m: m.context_window)
+                needed = len(least.tokenize(text)) + sessions[self._members.index(least)].usage().prompt_tokens
+                raise ContextWindowError(least.name, needed, least.context_window) from error
+        shown = tuple(word.decode() for word in words)
+        members = {name: tuple(row) for name, row in zip(self.member_names, told, strict=True)}
+        return TextScore(shown, end, members, self.weights)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, prompts: Sequence[Prompt], settings: DecodingConfig) -> AsyncGenerator[list[Session]]:
+        """A session of each member, once there is a place for the request; closed in every case."""
         async with self._slots:
             sessions: list[Session] = []
 
@@ -275,19 +325,10 @@ class Engine:
                 return session
 
             try:
-                opened = await together(enter(m, p) for m, p in zip(self._members, prompts, strict=True))
-                voices = [Voice(m.name, w, s) for m, w, s in zip(self._members, self.weights, opened, strict=True)]
-                written = await decode(voices, settings, trace, emit, governor, guide)
-                usage = tuple(s.usage() for s in opened)
+                yield await together(enter(m, p) for m, p in zip(self._members, prompts, strict=True))
             finally:
                 for session in sessions:
                     await session.close()
-        return Completion(
-            written.text,
-            written.finish_reason,
-            Usage(usage[0].prompt_tokens, written.tokens, usage),
-            trace,
-        )
 
     def _prompts(self, prompt: Prompts) -> list[Prompt]:
         """One prompt per member, none of them empty."""

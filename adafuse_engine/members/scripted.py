@@ -120,7 +120,7 @@ class ScriptedMember:
     async def open(self, prompt: Prompt, settings: DecodingConfig) -> TokenSession:
         """Start a request."""
         text = prompt if isinstance(prompt, str) else _render(prompt)
-        if not text.strip():
+        if not text.strip() and text:
             raise EmptyPromptError(f"the prompt for member {self.name!r} has no text")
         tokens = len(self.tokenize(text))
         if tokens >= self.context_window:

@@ -130,6 +130,10 @@ class LocalMember:
         """
         model = self.model
         ids = prompt_ids(model.tokenizer, prompt, model.vocabulary.ends, self._template)
+        if not ids and prompt == "":
+            # As a model without a BOS was trained: behind the end of another text.
+            bos = model.tokenizer.bos_token_id
+            ids = [bos if bos is not None else model.tokenizer.eos_token_id or min(model.vocabulary.ends)]
         if not ids:
             raise EmptyPromptError(f"the prompt has no tokens for member {self.name!r}")
         if len(ids) >= self.context_window:
