@@ -4,6 +4,7 @@ The shared engine. Nothing here imports torch before a local model is loaded.
 """
 
 from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig
+from adafuse_engine.configfile import read_config, write_config
 from adafuse_engine.engine import Engine
 from adafuse_engine.errors import (
     AdaFuseError,
@@ -77,4 +78,6 @@ __all__ = [
     "Trace",
     "UnknownArgumentError",
     "Usage",
+    "read_config",
+    "write_config",
 ]

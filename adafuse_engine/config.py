@@ -29,7 +29,7 @@ ConfidenceKind: TypeAlias = Literal["margin", "entropy", "max_prob"]
 Scaling: TypeAlias = Literal["top_k", "temperature", "nucleus", "entropy_nucleus"]
 FusionRule: TypeAlias = Literal["mean_nll", "bits_per_byte", "word_posterior", "vote"]
 Mix: TypeAlias = Literal["auto", "geometric", "arithmetic"]
-PresetName: TypeAlias = Literal["default", "paper"]
+PresetName: TypeAlias = Literal["default", "paper", "unite"]
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
@@ -39,8 +39,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "confidence": "margin",
         "threshold": 0.7,
         "max_words": 3,
+        "max_word_tokens": 16,
         "branches": 3,
         "scaling": "top_k",
+        "word_end_mass": True,
     },
     # The published method: arXiv 2601.06022, with the settings of its experiments.
     "paper": {
@@ -50,8 +52,24 @@ PRESETS: dict[str, dict[str, Any]] = {
         "confidence": "margin",
         "threshold": 0.7,
         "max_words": 3,
+        "max_word_tokens": 16,
         "branches": 3,
         "scaling": "top_k",
+        "word_end_mass": True,
+    },
+    # Token by token, from the idea of UniTE (arXiv 2410.03777): the union of every member's most probable tokens,
+    # as text, and the mean of the members' probabilities of them.
+    "unite": {
+        "gate": "never",
+        "fusion": "word_posterior",
+        "mix": "arithmetic",
+        "confidence": "margin",
+        "threshold": 1.0,
+        "max_words": 1,
+        "max_word_tokens": 1,
+        "branches": 10,
+        "scaling": "top_k",
+        "word_end_mass": False,
     },
 }
 """What each preset sets. An argument given beside the preset wins over it."""
@@ -70,7 +88,8 @@ class _Frozen(BaseModel):
 
 
 def _config_error(model: type[BaseModel], error: ValidationError) -> ConfigError:
-    first = error.errors()[0]
+    # An unknown name first: that it was meant for a missing one is the likely mistake.
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     place = ".".join(str(part) for part in first["loc"])
     if isinstance(inner := first.get("ctx", {}).get("error"), ConfigError):
         return inner
@@ -95,7 +114,8 @@ class DecodingConfig(_Frozen):
     Parameters
     ----------
     preset
-        Sets all of the method's fields below it (up to ``word_end_mass``) at once; fields given beside it win.
+        Sets the method's fields below it (up to ``word_end_mass``) at once; fields given beside it win.
+        ``default``, ``paper`` (the published method) or ``unite`` (token by token, from the idea of UniTE).
     gate
         ``never``: every round is fused. ``any_certain``: while some member is certain, it writes alone.
     catch_up

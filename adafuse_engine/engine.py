@@ -10,10 +10,12 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig, check_ensemble
+from adafuse_engine.configfile import read_config
 from adafuse_engine.decoding import Emit, decode, ignore
 from adafuse_engine.errors import (
     ContextWindowError,
@@ -104,6 +106,11 @@ class Engine:
                 raise UnknownArgumentError(name, {*DecodingConfig.model_fields, *EngineConfig.model_fields})
         decoding = ours.pop("decoding", DecodingConfig()).override(**options)
         return cls(EngineConfig(**{**ours, "members": list(models), "decoding": decoding}))
+
+    @classmethod
+    def from_config(cls, path: str | Path) -> Engine:
+        """Load the ensemble that a configuration file names (see `adafuse_engine.configfile`)."""
+        return cls(read_config(path))
 
     @classmethod
     def shared(cls, config: EngineConfig) -> Engine:

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,6 +21,7 @@ from adafuse_engine import (
     MemberConfig,
     MissingExtraError,
     UnknownArgumentError,
+    read_config,
 )
 from adafuse_engine.types import Prompts
 
@@ -66,10 +68,26 @@ class EnsembleFields(BaseModel):
     decoding: dict[str, Any] = Field(
         default_factory=dict, description="Any other field of `adafuse_engine.DecodingConfig`, by name."
     )
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict, description="Fields of `adafuse_engine.EngineConfig` beside members and decoding."
+    )
 
     def __init__(self, **data: Any) -> None:
         # Here and not in a validator, so that errors are raised as themselves and not inside pydantic's.
         super().__init__(**_checked(type(self), data))
+
+    @classmethod
+    def from_config(cls, path: str | Path, **options: Any) -> Self:
+        """An LLM from a file that `adafuse calibrate` or `adafuse_engine.write_config` wrote, or a hand.
+
+        ``options``: anything the constructor takes; they win over the file. Raises `adafuse_engine.ConfigError`.
+        """
+        config = read_config(path)
+        decoding = config.decoding.model_dump(exclude_unset=True)
+        decoding.update({k: v for k, v in (options.pop("decoding", None) or {}).items()})
+        engine = config.model_dump(exclude_unset=True, exclude={"members", "decoding"})
+        given = {"models": list(config.members), "decoding": decoding, "engine_options": engine}
+        return cls(**{**given, **options})
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         # What the frameworks log and trace: no engine, and nothing that `model_kwargs` may hold.
@@ -105,7 +123,7 @@ class EnsembleFields(BaseModel):
         """The given engine, or the one that all adapters with these models share; loads them if need be."""
         if self.engine is not None:
             return self.engine
-        return Engine.shared(EngineConfig(members=self._members()))
+        return Engine.shared(EngineConfig(members=self._members(), **self.engine_options))
 
     async def _aensemble(self) -> Engine:
         """`_ensemble` that leaves the event loop free while models are loaded."""
@@ -149,7 +167,7 @@ def _checked(cls: type[EnsembleFields], data: dict[str, Any]) -> dict[str, Any]:
     if engine is not None and models:
         raise InvalidArgumentError("give either models or an engine, not both")
     if engine is None:
-        own["models"] = _normal(models)
+        own["models"] = _normal(models, own.get("engine_options") or {})
 
     given = {**own["decoding"], **{n: own[n] for n in _COMMON if own.get(n) is not None}}
     checked = (engine.decoding if engine is not None else DecodingConfig()).override(**given)
@@ -158,7 +176,7 @@ def _checked(cls: type[EnsembleFields], data: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
-def _normal(models: Any) -> list[str | MemberConfig]:
+def _normal(models: Any, options: Mapping[str, Any]) -> list[str | MemberConfig]:
     """Names stay names, dicts become `MemberConfig`."""
     if not isinstance(models, list | tuple) or not models:
         raise InvalidArgumentError(
@@ -169,7 +187,7 @@ def _normal(models: Any) -> list[str | MemberConfig]:
         if not isinstance(model, str | MemberConfig):
             raise InvalidArgumentError(f"models: {model!r:.80} is neither a model name nor a MemberConfig")
     # Members are checked together as well: no two may have one name.
-    EngineConfig(members=_members(normal))
+    EngineConfig(members=_members(normal), **options)
     return normal
 
 
