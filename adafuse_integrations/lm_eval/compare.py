@@ -1,4 +1,4 @@
-"""Several systems on the same rows: each member alone, the ensemble, and what else could be done; with intervals."""
+"""Several systems on the same rows: each member alone, the ensemble, what else could be done; with intervals."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Outcome:
     """How one system did on one task.
 
     ``marks``: by metric, in percent or the metric's own points. ``low``, ``high``: the ends of its 95 % interval,
-    from resampled rows. ``over_best``: the mark divided by the best single member's, and how often it was above it in
-    resampled rows; None for members.
+    from resampled rows. ``over_best``: the mark divided by the best single member's; ``above``: how often it was
+    above it in resampled rows; both None for members.
     """
 
     system: str
