@@ -15,7 +15,7 @@ from adafuse_engine.engine import Engine
 from adafuse_engine.errors import AdaFuseError, InvalidArgumentError
 from adafuse_engine.types import Completion
 
-__all__ = ["DEFAULT_MODELS", "generate"]
+__all__ = ["DEFAULT_MODELS", "generate", "member_configs", "unescape"]
 
 DEFAULT_MODELS = ("bundled:smollm2-135m-instruct", "bundled:gemma-3-270m")
 
@@ -59,7 +59,7 @@ def generate(
         "preset": preset,
         "threshold": threshold,
         "max_tokens": max_tokens,
-        "stop": [_unescape(s) for s in stop] if stop else None,
+        "stop": [unescape(s) for s in stop] if stop else None,
         "temperature": temperature,
         "seed": seed,
         "deadline_s": deadline_s,
@@ -68,7 +68,7 @@ def generate(
     }
     options = {name: value for name, value in given.items() if value is not None}
     try:
-        members = _members(model or list(DEFAULT_MODELS), weight or [])
+        members = member_configs(model or list(DEFAULT_MODELS), weight or [])
         config = EngineConfig(members=members, decoding=DecodingConfig(**options))
         text = _read_stdin() if prompt == "-" else prompt
         with Engine(config) as engine:
@@ -101,7 +101,8 @@ def _stream(engine: Engine, prompt: str) -> Completion:
     return completion
 
 
-def _members(models: list[str], weights: list[float]) -> tuple[MemberConfig, ...]:
+def member_configs(models: list[str], weights: list[float]) -> tuple[MemberConfig, ...]:
+    """Members as the command line names them, with a weight each or none at all."""
     if weights and len(weights) != len(models):
         raise InvalidArgumentError(
             f"--weight: {len(weights)} weights for {len(models)} models; give one per model, in their order"
@@ -110,7 +111,8 @@ def _members(models: list[str], weights: list[float]) -> tuple[MemberConfig, ...
     return tuple(MemberConfig(model=m, weight=w) for m, w in zip(models, shares, strict=True))
 
 
-def _unescape(text: str) -> str:
+def unescape(text: str) -> str:
+    """Escapes, like those of a new line or a tab, as what they stand for."""
     return re.sub(r"\\([nrt\\])", lambda match: _ESCAPES[match[1]], text)
 
 

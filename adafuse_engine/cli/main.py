@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from adafuse_engine.cli import models
+from adafuse_engine.cli.calibrate import calibrate_command
 from adafuse_engine.cli.generate import generate
 from adafuse_engine.errors import AdaFuseError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     help="Several language models answer as one, word by word.",
 )
 app.command()(generate)
+app.command("calibrate")(calibrate_command)
 app.add_typer(models.app, name="models")
 
 

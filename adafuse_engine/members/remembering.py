@@ -6,22 +6,23 @@ import hashlib
 import json
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from adafuse_engine.confidence import Distribution
-from adafuse_engine.config import DecodingConfig
+from adafuse_engine.config import DecodingConfig, MemberConfig
 from adafuse_engine.members.base import Member
 from adafuse_engine.members.guide import Guide
 from adafuse_engine.members.session import Alphabet, Fed, TokenSequence, TokenSession, survivors
 from adafuse_engine.scaling import tokens_needed
 from adafuse_engine.types import Prompt
 
-__all__ = ["Memory", "RememberingMember", "Steppable"]
+__all__ = ["Memory", "RememberingMember", "Steppable", "remembering"]
 
 TOP = 24
 """Tokens of each distribution that are remembered, ends beside them."""
 
 
+@runtime_checkable
 class Steppable(Member, Protocol):
     """A member whose model can be stepped from token ids, as local members can."""
 
@@ -181,6 +182,13 @@ class RememberingMember:
         self._member.close()
 
 
+def remembering(member: Member, memory: Memory, config: MemberConfig) -> Member:
+    """The member with a memory, if its model can be stepped; else the member itself."""
+    if isinstance(member, Steppable):
+        return RememberingMember(member, memory, "|".join(config.weights_key()))
+    return member
+
+
 def _wide(settings: DecodingConfig) -> DecodingConfig:
     """Settings under which a model tells all that is remembered."""
     return DecodingConfig(
@@ -195,7 +203,8 @@ def _wide(settings: DecodingConfig) -> DecodingConfig:
 class _Remembered:
     """`TokenSequence` over the memory; the model's own sequence is begun where the memory ends.
 
-    ``real``: for nodes of the tree that the model's sequence has, their numbers there.
+    ``_real``: for nodes of the tree that the model's sequence has, their numbers there. ``_behind``: tokens on the
+    ledger that it has not seen yet.
     """
 
     def __init__(self, member: Steppable, known: _Prompt, ids: Sequence[int], wide: DecodingConfig) -> None:
@@ -206,6 +215,7 @@ class _Remembered:
         self._sequence: TokenSequence | None = None
         self._real: dict[int, int] = {}
         self._real_parents: list[int] = []
+        self._behind: list[int] = []
         self._nodes: list[_Known] = []
         self._parents: list[int] = [-1]
         self._tokens: list[int] = [-1]
@@ -256,19 +266,31 @@ class _Remembered:
             await self._begin()
         if self._sequence is None:
             raise RuntimeError("the model's sequence has not begun")
+        before = self._sequence.seconds
+        await self._catch_up(self._sequence)
         needed = {n for u in unknown for n in self._path(u)} - self._real.keys()
         feeding = sorted(needed)
         at = len(self._real_parents)
         self._real |= {n: at + i for i, n in enumerate(feeding)}
         parents = [self._real[self._parents[n]] for n in feeding]
         self._real_parents += parents
-        before = self._sequence.seconds
         fed = await self._sequence.grow(parents, [self._tokens[n] for n in feeding])
         self.seconds += self._sequence.seconds - before
         return dict(zip(feeding, fed, strict=True))
 
+    async def _catch_up(self, sequence: TokenSequence) -> None:
+        """Feed what was committed without the model."""
+        tokens, self._behind = self._behind, []
+        if tokens:
+            at = len(self._real_parents)
+            chain = range(at, at + len(tokens))
+            await sequence.grow([0, *chain[:-1]], tokens)
+            await sequence.keep(chain)
+            self._real, self._real_parents = {0: 0}, [-1]
+
     async def _begin(self) -> Distribution:
         self._sequence, root = await self._member.begin(self._ids, self._wide)
+        self._behind = []
         self._real, self._real_parents = {0: 0}, [-1]
         self.seconds += self._sequence.seconds
         return root
@@ -286,15 +308,15 @@ class _Remembered:
         self._ids += [self._tokens[n] for n in path]
         left = survivors(self._parents, root)
         if self._sequence is not None:
-            if all(n in self._real for n in path):
+            if not self._behind and all(n in self._real for n in path):
                 await self._sequence.keep([self._real[n] for n in path])
                 real_left = survivors(self._real_parents, self._real[root])
                 self._real = {left[n]: real_left[r] for n, r in self._real.items() if n in left}
                 self._real_parents = _renumbered(self._real_parents, real_left)
             else:
-                # Begun again where it is needed; most of its prefix is still in the model's cache then.
-                await self._sequence.release()
-                self._sequence = None
+                # It catches up when it is needed again: perhaps all that follows is known.
+                self._behind += [self._tokens[n] for n in path]
+                self._real = {}
         self._nodes = [self._nodes[n] for n in left]
         self._tokens = [-1, *(self._tokens[n] for n in left if n != root)]
         self._parents = _renumbered(self._parents, left)

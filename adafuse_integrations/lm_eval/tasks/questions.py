@@ -1,19 +1,15 @@
-"""What the task definitions share: rows from a folder of JSON lines, prompts, and how answers are marked.
-
-Marks follow the tasks' own papers: exact match and F1 over normalised words (SQuAD, Rajpurkar et al. 2016), the
-last number of the answer (GSM8K, Cobbe et al. 2021).
-"""
+"""What the task definitions share: rows from a folder of JSON lines, prompts, and how answers are marked."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import string
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from adafuse_engine.calibration.marks import exact_match, f1, number_match
 
 FOLDER = "ADAFUSE_EVAL_DATA"
 SHOTS_FROM = 24
@@ -89,38 +85,6 @@ def english(row: Mapping[str, Any]) -> str:
 # ---- marks
 
 
-def normalised(text: str) -> str:
-    """Lower case, without punctuation, articles and spare white space."""
-    text = "".join(c for c in text.lower() if c not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
-
-
-def exact_match(answer: str, gold: Sequence[str]) -> float:
-    """1 if the answer is one of the right ones, normalised."""
-    return float(any(normalised(answer) == normalised(one) for one in gold))
-
-
-def f1(answer: str, gold: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall over words, against the right answer that it is nearest to."""
-    return max(_f1(normalised(answer).split(), normalised(one).split()) for one in gold)
-
-
-def _f1(said: list[str], wanted: list[str]) -> float:
-    common = sum((Counter(said) & Counter(wanted)).values())
-    if not said or not wanted:
-        return float(said == wanted)
-    return 2 * common / (len(said) + len(wanted))
-
-
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-
-
-def last_number(text: str) -> float | None:
-    """The last number in a text."""
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
-
-
 def mark_answer(row: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Exact match and F1 of a short answer."""
     return {"exact_match": exact_match(results[0], row["answers"]), "f1": f1(results[0], row["answers"])}
@@ -128,8 +92,7 @@ def mark_answer(row: Mapping[str, Any], results: Sequence[str]) -> dict[str, flo
 
 def mark_number(row: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Whether the last number is the right one."""
-    said, wanted = last_number(results[0]), last_number(row["answers"][0])
-    return {"exact_match": float(said is not None and wanted is not None and abs(said - wanted) < 1e-6)}
+    return {"exact_match": number_match(results[0], row["answers"])}
 
 
 def mark_translation(row: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
