@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Annotated
 
 import typer
@@ -25,6 +25,9 @@ app = typer.Typer(
 app.command()(generate)
 app.command("calibrate")(calibrate_command)
 app.add_typer(models.app, name="models")
+for found in entry_points(group="adafuse.commands"):
+    # Commands of what is built on the engine.
+    app.command(found.name)(found.load())
 
 
 @app.callback(invoke_without_command=True)

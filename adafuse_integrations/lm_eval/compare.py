@@ -104,11 +104,20 @@ def compare(
     tasks: Sequence[str],
     *,
     include: Path | None = None,
+    data: Path | None = None,
     limit: int | None = None,
     seed: int = 0,
 ) -> list[Outcome]:
-    """Run every system on every task, in order. Answers that a journal holds are not written again."""
-    manager = TaskManager(include_path=None if include is None else str(include))
+    """Run every system on every task, in order. Answers that a journal holds are not written again.
+
+    ``include``: a folder of task definitions beside lm-eval's own. ``data``: where the local tasks' rows are.
+    """
+    metadata = {} if data is None else {"data": str(data)}
+    # lm-eval's own tasks are thousands of files: they are looked through only for one of them.
+    ours = include is not None and all((include / f"{t.removeprefix('adafuse_')}.yaml").exists() for t in tasks)
+    manager = TaskManager(
+        include_path=None if include is None else str(include), include_defaults=not ours, metadata=metadata
+    )
     outcomes = []
     for task in tasks:
         samples: dict[str, tuple[AdaFuseLM, list[dict[str, Any]]]] = {}

@@ -48,7 +48,8 @@ class Journal:
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
                     entry = json.loads(line)
-                    self._known[entry.pop("key")] = Answer(**entry)
+                    key = entry.pop("key")
+                    self._known[key] = Answer(**entry)
                 except (ValueError, KeyError, TypeError):
                     continue
 

@@ -154,8 +154,8 @@ class AdaFuseLM(LM):
                 longest[context] = text
         written = {}
         for context, text in longest.items():
-            # A stop string that ends the answer as soon as it differs would save little; a limit is simpler.
-            limit = self.engine.count_tokens(text) + 1
+            # Words may be spelled in more tokens than the text in one piece is.
+            limit = self.engine.count_tokens(text) + 8
             [done] = self._complete(self.engine, [context], **{**self.settings, "max_tokens": limit})
             written[context] = done.text
         return written

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from adafuse_engine import InvalidArgumentError
 from adafuse_engine.calibration.marks import exact_match, f1, number_match
 
 FOLDER = "ADAFUSE_EVAL_DATA"
@@ -28,7 +29,9 @@ def read(name: str, data: str | None = None) -> dict[str, list[dict[str, Any]]]:
     """
     path = folder(data) / f"{name}.jsonl"
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; say where the data is with {FOLDER}, or metadata data=...")
+        raise InvalidArgumentError(
+            f"{path} does not exist; say where the rows are with --data, {FOLDER}, or lm-eval's metadata data=..."
+        )
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     dev = [row for row in rows if row["split"] == "dev"]
     shots = sorted(dev[:SHOTS_FROM], key=lambda row: len(json.dumps(row)))
