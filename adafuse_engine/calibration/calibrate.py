@@ -104,6 +104,7 @@ def _labelled(
     keep_ensemble: bool,
     told: Callable[[str], None],
 ) -> Calibration:
+    told(f"{len(lab.rows)} rows; learning weights from the right answers ...")
     scores = lab.score()
     learned = learn_weights(scores)
     bits = {name: _bits(scores, [float(name == other) for other in lab.names]) for name in lab.names} | {

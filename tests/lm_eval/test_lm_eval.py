@@ -14,6 +14,7 @@ from adafuse_engine import Engine, EngineConfig, InvalidArgumentError, UnknownAr
 from adafuse_engine.testing import ScriptedMember
 from adafuse_integrations.eval_command import OURS, table
 from adafuse_integrations.lm_eval import TASKS, AdaFuseLM, compare
+from adafuse_integrations.lm_eval.bits import bits
 from adafuse_integrations.lm_eval.journal import Answer, Journal
 from tests.support import tiny
 
@@ -274,3 +275,15 @@ def test_lm_evals_own_command_line_knows_the_model(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["lm_eval", "run", "--model", "adafuse", "--tasks", "none-such"])
     with pytest.raises((SystemExit, ValueError)):
         cli_evaluate()
+
+
+def test_the_mixture_needs_fewer_bits_than_its_best_member(data):
+    """Each member knows half of the answers; weights are learned on dev and hold on test."""
+
+    def half(first):
+        return lambda prompt: knows(prompt) if int(prompt.split()[-2].strip("?")) % 2 == first else " purple\n"
+
+    with Engine(members=[ScriptedMember("a", half(0)), ScriptedMember("b", half(1))]) as engine:
+        found = bits(engine, "triviaqa", str(data))
+    assert found["mixture"] < min(found["a"], found["b"])
+    assert found["weight of a"] == pytest.approx(0.5, abs=0.1)

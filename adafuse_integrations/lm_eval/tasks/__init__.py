@@ -1,0 +1,1 @@
+"""Task definitions, and the functions they name."""
