@@ -1,7 +1,7 @@
 """Bits per byte of the right answers of the local tasks: members, and their mixture with weights learned on dev.
 
-``python -m adafuse_integrations.lm_eval.bits --limit 60`` prints a table. Nothing is decoded: it is the quickest look
-at whether members know different things.
+``python -m adafuse_integrations.lm_eval.bits --limit 60`` prints a table. Nothing is decoded: the quickest look at
+whether members know different things.
 """
 
 from __future__ import annotations
