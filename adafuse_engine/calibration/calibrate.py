@@ -128,9 +128,10 @@ def _labelled(
         return Calibration(
             tuple(alone), tuple(rules), tuple(curve), chosen, _verdict(chosen, best_alone), bits, learned
         )
+    better = "The best member alone is better" if best_alone.quality > chosen.quality else "No ensemble is better"
     verdict = (
-        f"The best member alone is better: {best_alone.members[0]} has {100 * best_alone.quality:.1f}, the best "
-        f"ensemble {100 * chosen.quality:.1f}. The configuration names it alone."
+        f"{better}: {best_alone.members[0]} alone has {100 * best_alone.quality:.1f}, the best ensemble "
+        f"{100 * chosen.quality:.1f}. The configuration names that member alone."
     )
     return Calibration(tuple(alone), tuple(rules), tuple(curve), best_alone, verdict, bits, learned)
 

@@ -87,6 +87,7 @@ def _axes(x: str, y: str) -> tuple[Any, Any]:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(y=0.15)
     return figure, axes
 
 
