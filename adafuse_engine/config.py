@@ -135,6 +135,9 @@ class DecodingConfig(_Frozen):
         How scores become a winner (see `adafuse_engine.fusion`). ``mix="auto"`` is the rule's own form.
     word_end_mass
         For ``word_posterior``: count the probability that the word ends where it does.
+    adaptive_weights
+        How strongly weights follow each member's recent agreement with what was committed; 0, the default, leaves
+        them as they are (see `adafuse_engine.adaptive`). Not measured to be better.
     temperature, seed
         0 takes the best candidate; above 0 the winner is drawn from softmax(score / temperature). A seed
         makes draws repeatable; without one each request draws its own (it stands in the trace).
@@ -175,6 +178,7 @@ class DecodingConfig(_Frozen):
     fusion: FusionRule = "word_posterior"
     mix: Mix = "geometric"
     word_end_mass: bool = True
+    adaptive_weights: Annotated[float, Field(ge=0.0, le=8.0)] = 0.0
     drafting: bool = True
     early_decisions: bool = True
     temperature: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
 
+from adafuse_engine.adaptive import AdaptiveWeights
 from adafuse_engine.config import DecodingConfig
 from adafuse_engine.fusion import Decision, Rules, fuse
 from adafuse_engine.held import Held
@@ -72,6 +73,7 @@ class _Decoder:
         self.governor = governor
         self.held = Held(guide, self.sessions[0].pieces) if guide else None
         self.plan = Plan(settings)
+        self.weights = AdaptiveWeights([v.weight for v in voices], settings.adaptive_weights)
         self.text = Output(settings.stop)
         self.tokens = 0
         self.leader: int | None = None
@@ -240,9 +242,9 @@ class _Decoder:
         """Everyone proposes, everyone scores, the best candidate wins."""
         confidences = [s.confidence(settings.confidence) for s in self.sessions]
         within = " within the grammar" if self.held else ""
-        proposing = Proposing(
-            self.voices, self.rules, self._is_possible, lambda who: self._random(index, who), within
-        )
+        weights = self.weights.now
+        voices = [replace(v, weight=w) for v, w in zip(self.voices, weights, strict=True)]
+        proposing = Proposing(voices, self.rules, self._is_possible, lambda who: self._random(index, who), within)
         proposals = await proposing.ask(settings)
         candidates, scores = proposals.candidates, proposals.scores
         if len(candidates) == 1 and not scores:
@@ -250,9 +252,9 @@ class _Decoder:
             decision = Decision(0, len(only.words), only.end, ())
         else:
             scores = scores or await together(s.score(candidates, settings) for s in self.sessions)
-            weights = [v.weight for v in self.voices]
             random = self._random(index, "commit")
             decision = fuse(candidates, scores, weights, confidences, self.rules, random)
+            self.weights.note(scores, decision.index)
         winner = candidates[decision.index]
         self._words = winner.words[: decision.words]
         return Round(
@@ -273,6 +275,7 @@ class _Decoder:
             winner=decision.index,
             confidence={v.name: c for v, c in zip(self.voices, confidences, strict=True)},
             abstained=tuple(self.voices[k].name for k in decision.abstained),
+            weights=tuple(weights) if settings.adaptive_weights else (),
         )
 
     def _is_possible(self, candidate: Candidate) -> bool:

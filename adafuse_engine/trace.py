@@ -43,7 +43,8 @@ class Round:
     members whose scores were not finite. The text may be shorter than the winner's: see ``word_posterior``.
     ``service`` says what was changed to keep a service level: the ``mode`` (``fused``, ``gated``, ``single``),
     the ``threshold``, ``branches`` and ``max_words`` of the round, and ``because`` of which setting; None where
-    nothing was. ``forced``: the grammar left no choice, and no member was asked.
+    nothing was. ``forced``: the grammar left no choice, and no member was asked. ``weights``: the members', where
+    ``adaptive_weights`` moves them.
     """
 
     index: int
@@ -58,6 +59,7 @@ class Round:
     abstained: tuple[str, ...] = ()
     service: dict[str, Any] | None = None
     forced: bool = False
+    weights: tuple[float, ...] = ()
 
     @property
     def certainty(self) -> float:
@@ -82,6 +84,7 @@ class Round:
             "abstained": list(self.abstained),
             "service": None if self.service is None else dict(self.service),
             "forced": self.forced,
+            "weights": list(self.weights),
         }
 
 
