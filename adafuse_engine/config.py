@@ -312,6 +312,9 @@ class EngineConfig(_Frozen):
     kv_max_bytes
         Most memory that each local model may use for keys and values. Requests that would take it beyond wait
         in arrival order; one that can never fit is an error. By default there is no limit.
+    prepare_grammars
+        Make what tool calls, schemas and grammars need while the models are loaded: up to two seconds for a model
+        of many tokens. Otherwise it is made for the first of them, and the whole process stands still as long.
     progress
         Show loading and long prefills: a bar in a terminal, log lines elsewhere.
     """
@@ -321,6 +324,7 @@ class EngineConfig(_Frozen):
     max_concurrency: Annotated[int, Field(ge=1)] = 8
     prefix_slots: Annotated[int, Field(ge=0)] = 4
     kv_max_bytes: Annotated[int, Field(ge=1)] | None = None
+    prepare_grammars: bool = True
     progress: bool = True
 
     @field_validator("members", mode="before")

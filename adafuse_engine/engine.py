@@ -118,7 +118,7 @@ class Engine:
 
         Settings to decode with are no part of what makes engines equal: give them per call.
         """
-        key = repr(config.model_dump(exclude={"decoding", "progress"}))
+        key = repr(config.model_dump(exclude={"decoding", "prepare_grammars", "progress"}))
         with cls._shared_lock:
             engine = cls._shared.get(key)
             if engine is None or engine.closed:

@@ -69,7 +69,7 @@ def generate(
     options = {name: value for name, value in given.items() if value is not None}
     try:
         members = member_configs(model or list(DEFAULT_MODELS), weight or [])
-        config = EngineConfig(members=members, decoding=DecodingConfig(**options))
+        config = EngineConfig(members=members, decoding=DecodingConfig(**options), prepare_grammars=False)
         text = _read_stdin() if prompt == "-" else prompt
         with Engine(config) as engine:
             if json_:

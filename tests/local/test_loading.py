@@ -74,6 +74,15 @@ def test_an_engine_of_two_folders_answers(folder, tmp_path):
     assert [m.name for m in done.usage.members] == [folder.name, "gemma"]
 
 
+def test_what_grammars_need_is_made_with_the_model_or_with_the_first_of_them(folder):
+    for early in (True, False):
+        with Engine.from_models([str(folder)], progress=False, prepare_grammars=early) as engine:
+            guides = engine._members[0].model.vocabulary.guides
+            assert (guides._tokenizer is not None) == early
+            assert engine.generate("x", grammar='start: "yes"').text == "yes"
+            assert guides._tokenizer is not None
+
+
 def test_compiling_is_asked_for_and_changes_no_answer(folder, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda f, **options: compiled.append(options) or f)

@@ -307,7 +307,7 @@ def load_local(config: EngineConfig) -> list[Member]:
 def _model(member: MemberConfig, config: EngineConfig) -> LocalModel:
     loaded = load(member, progress=config.progress)
     try:
-        return LocalModel(member, loaded, config.prefix_slots, config.kv_max_bytes)
+        model = LocalModel(member, loaded, config.prefix_slots, config.kv_max_bytes)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -315,6 +315,9 @@ def _model(member: MemberConfig, config: EngineConfig) -> LocalModel:
             f"{member.label}: its weights fit into memory, but nothing is left to run it in; load it with "
             "dtype='bfloat16', a quantization, or on another device"
         ) from error
+    if config.prepare_grammars:
+        model.vocabulary.guides.prepare()
+    return model
 
 
 _workers: dict[str, tuple[Worker, int]] = {}
