@@ -52,8 +52,8 @@ test: models
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict -p adafuse_engine
-	$(BIN)/mypy --no-warn-unused-configs -p adafuse_integrations
+	$(BIN)/mypy --strict --no-warn-unused-configs -p adafuse_engine
+	$(BIN)/mypy -p adafuse_integrations
 	$(BIN)/lint-imports
 
 format: $(STAMP)
