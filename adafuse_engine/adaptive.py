@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from adafuse_engine.fusion import log_softmax
 from adafuse_engine.types import Score
 
 __all__ = ["MOST", "AdaptiveWeights"]
@@ -36,8 +37,7 @@ class AdaptiveWeights:
         for k, row in enumerate(scores):
             totals = [score.total for score in row]
             if all(map(math.isfinite, totals)):
-                top = max(totals)
-                share = math.exp(totals[winner] - top) / math.fsum(math.exp(t - top) for t in totals)
+                share = math.exp(log_softmax(totals)[winner])
                 self._agreement[k] = KEPT * self._agreement[k] + (1 - KEPT) * share
         mean = math.fsum(self._agreement) / len(self._agreement)
         moved = [w * self._factor(a / mean) for w, a in zip(self._given, self._agreement, strict=True)]

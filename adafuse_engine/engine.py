@@ -308,6 +308,8 @@ class Engine:
 
     async def _score(self, prompt: Prompts, text: str, end: bool, settings: DecodingConfig) -> TextScore:
         words = words_of(text)
+        # Before the members are opened: they tell only what their settings need.
+        settings = settings.override(fusion="word_posterior", word_end_mass=True, grammar=None)
         prompts: list[Prompt] = [""] * len(self._members) if prompt == "" else self._prompts(prompt)
         async with self._opened(prompts, settings) as sessions:
             try:

@@ -22,7 +22,7 @@ from adafuse_engine.config import FusionRule
 from adafuse_engine.errors import NoScoreError
 from adafuse_engine.types import Branch, Candidate, Score
 
-__all__ = ["Decision", "Rules", "can_win", "fuse", "is_worth_scoring"]
+__all__ = ["Decision", "Rules", "can_win", "fuse", "is_worth_scoring", "log_softmax"]
 
 MORE_LIKELY_THAN_NOT = math.log(0.5)
 # Rounding may order two sums of the same numbers either way; bounds allow for that.
@@ -199,7 +199,7 @@ def _vote(candidates: Sequence[Candidate], panel: _Panel, confidences: Sequence[
     say = [w * c for w, c in zip(panel.weights, confidences, strict=True)]
     if not any(say):
         say = panel.weights
-    shares = [_log_softmax([s.total for s in row]) for row in panel.scores]
+    shares = [log_softmax([s.total for s in row]) for row in panel.scores]
     return [panel.mix([share[c] for share in shares], say) for c in range(len(candidates))]
 
 
@@ -249,7 +249,8 @@ def _logprob(candidate: Candidate, c: int, depth: int, panel: _Panel) -> float:
     return panel.mix([row[c].total for row in panel.scores])
 
 
-def _log_softmax(values: Sequence[float]) -> list[float]:
+def log_softmax(values: Sequence[float]) -> list[float]:
+    """Logarithms of shares that sum to 1, from log-values."""
     top = max(values)
     norm = top + math.log(math.fsum(math.exp(v - top) for v in values))
     return [v - norm for v in values]
@@ -259,5 +260,5 @@ def _pick(scores: Sequence[float], temperature: float, random: Random) -> int:
     """The index of the best score, or a draw from softmax(score / temperature)."""
     if temperature <= 0 or len(scores) == 1:
         return scores.index(max(scores))
-    shares = [math.exp(v) for v in _log_softmax([s / temperature for s in scores])]
+    shares = [math.exp(v) for v in log_softmax([s / temperature for s in scores])]
     return random.choices(range(len(scores)), shares)[0]

@@ -89,8 +89,10 @@ def words_of(text: str) -> list[bytes]:
 async def score_text(
     sessions: Sequence[Session], words: Sequence[bytes], end: bool, settings: DecodingConfig
 ) -> list[list[float]]:
-    """Per session the log-probability of each word, and of the end after them. Raises `OutOfRoom`."""
-    settings = settings.override(fusion="word_posterior", word_end_mass=True)
+    """Per session the log-probability of each word, and of the end after them. Raises `OutOfRoom`.
+
+    The sessions were opened with ``settings``, which count word ends.
+    """
     told: list[list[float]] = [[] for _ in sessions]
     # The mass that the word before ended where it did: given that it did, this one is more probable.
     before = [0.0] * len(sessions)

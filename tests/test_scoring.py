@@ -58,6 +58,18 @@ def test_the_beginning_of_a_text_is_scored_without_a_prompt(engine):
     assert [len(row) for row in told.members.values()] == [4, 4]
 
 
+def test_a_text_is_scored_alike_under_every_setting(engine):
+    plain = engine.score(PROMPT, TEXT).members
+    for settings in (
+        {"preset": "paper"},
+        {"preset": "unite"},
+        {"grammar": 'start: "no"'},
+        {"word_end_mass": False},
+    ):
+        for name, row in engine.score(PROMPT, TEXT, **settings).members.items():
+            assert row == pytest.approx(plain[name], abs=1e-4)
+
+
 def test_side_by_side_is_one_by_one(engine):
     pairs = [(PROMPT, TEXT), ("One, two", " three"), ("x", "")]
     together = engine.score_batch(pairs)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adafuse_engine.calibration.trials import Lab, Trial
-from adafuse_engine.calibration.weights import learn_weights
+from adafuse_engine.calibration.weights import bits_per_byte, learn_weights
 from adafuse_engine.errors import InvalidArgumentError
-from adafuse_engine.scoring import TextScore
 
 __all__ = ["THRESHOLDS", "Calibration", "calibrate", "chance_above"]
 
@@ -107,8 +106,8 @@ def _labelled(
     told(f"{len(lab.rows)} rows; learning weights from the right answers ...")
     scores = lab.score()
     learned = learn_weights(scores)
-    bits = {name: _bits(scores, [float(name == other) for other in lab.names]) for name in lab.names} | {
-        "mixture": _bits(scores, list(learned.values()))
+    bits = {name: bits_per_byte(scores, [float(name == other) for other in lab.names]) for name in lab.names} | {
+        "mixture": bits_per_byte(scores, list(learned.values()))
     }
     alone = [_told(lab.run(f"{n} alone", weights, only=[n], gate="never"), told) for n in lab.names]
     rules = []
@@ -160,11 +159,6 @@ def _within(trial: Trial, always: Trial, most_fused: float | None, most_cost: fl
     return (most_fused is None or trial.fused_share <= most_fused) and (
         most_cost is None or trial.forward_passes <= most_cost * always.forward_passes
     )
-
-
-def _bits(scores: Sequence[TextScore], weights: Sequence[float]) -> float:
-    length = sum(s.bytes for s in scores)
-    return sum(s.bits_per_byte(weights=weights) * s.bytes for s in scores) / max(1, length)
 
 
 def _verdict(chosen: Trial, best_alone: Trial) -> str:

@@ -99,7 +99,6 @@ def curve_figure(calibration: Calibration) -> Any:
     def height(trial: Trial) -> float:
         return 100 * (trial.quality if labelled else trial.fused_share)
 
-    curve = sorted([*calibration.curve, *calibration.rules[:1]], key=lambda t: t.forward_passes)
     if calibration.curve:
         points = sorted(calibration.curve, key=lambda t: t.forward_passes)
         axes.plot(
@@ -132,7 +131,7 @@ def curve_figure(calibration: Calibration) -> Any:
         )
     if best := calibration.best_alone:
         axes.axhline(height(best), color="#d55e00", linestyle="--", linewidth=1, label="best member alone")
-    if curve or calibration.rules:
+    if calibration.curve or calibration.rules:
         axes.legend(frameon=False)
     return figure
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from adafuse_engine.errors import InvalidArgumentError
 from adafuse_engine.scoring import TextScore
 
-__all__ = ["learn_weights"]
+__all__ = ["bits_per_byte", "learn_weights"]
 
 
 def learn_weights(
@@ -42,3 +42,9 @@ def learn_weights(
         if max(abs(a - b) for a, b in zip(before, weights, strict=True)) < tolerance:
             break
     return dict(zip(names, weights, strict=True))
+
+
+def bits_per_byte(scores: Sequence[TextScore], weights: Sequence[float]) -> float:
+    """Bits per byte of all the texts together, by the mixture with these weights: lower is better."""
+    length = sum(score.bytes for score in scores)
+    return sum(score.bits_per_byte(weights=weights) * score.bytes for score in scores) / max(1, length)

@@ -229,7 +229,7 @@ class _Remembered:
         """What follows the prompt."""
         root = self._prompt.root
         if root is None:
-            distribution = await self._begin()
+            _, distribution = await self._begin()
             # Another request may have asked for the same meanwhile.
             root = self._prompt.root or self._prompt.add(None, -1, Fed(0.0, distribution))
         self._nodes = [root]
@@ -262,20 +262,19 @@ class _Remembered:
                 unknown.append(n)
         if not unknown:
             return {}
-        if self._sequence is None:
-            await self._begin()
-        if self._sequence is None:
-            raise RuntimeError("the model's sequence has not begun")
-        before = self._sequence.seconds
-        await self._catch_up(self._sequence)
+        sequence = self._sequence
+        if sequence is None:
+            sequence, _ = await self._begin()
+        before = sequence.seconds
+        await self._catch_up(sequence)
         needed = {n for u in unknown for n in self._path(u)} - self._real.keys()
         feeding = sorted(needed)
         at = len(self._real_parents)
         self._real |= {n: at + i for i, n in enumerate(feeding)}
         parents = [self._real[self._parents[n]] for n in feeding]
         self._real_parents += parents
-        fed = await self._sequence.grow(parents, [self._tokens[n] for n in feeding])
-        self.seconds += self._sequence.seconds - before
+        fed = await sequence.grow(parents, [self._tokens[n] for n in feeding])
+        self.seconds += sequence.seconds - before
         return dict(zip(feeding, fed, strict=True))
 
     async def _catch_up(self, sequence: TokenSequence) -> None:
@@ -288,12 +287,12 @@ class _Remembered:
             await sequence.keep(chain)
             self._real, self._real_parents = {0: 0}, [-1]
 
-    async def _begin(self) -> Distribution:
+    async def _begin(self) -> tuple[TokenSequence, Distribution]:
         self._sequence, root = await self._member.begin(self._ids, self._wide)
         self._behind = []
         self._real, self._real_parents = {0: 0}, [-1]
         self.seconds += self._sequence.seconds
-        return root
+        return self._sequence, root
 
     def _path(self, node: int) -> list[int]:
         path = []

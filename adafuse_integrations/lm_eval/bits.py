@@ -6,14 +6,13 @@ whether members know different things.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from adafuse_engine import Engine, TextScore
-from adafuse_engine.calibration import learn_weights
+from adafuse_engine import Engine
+from adafuse_engine.calibration import bits_per_byte, learn_weights
 from adafuse_integrations.lm_eval.tasks import questions
 
 __all__ = ["SHOTS", "bits", "gold_pairs"]
@@ -40,14 +39,9 @@ def bits(engine: Engine, task: str, data: str | None = None, limit: int | None =
     """Bits per byte on test, by member and for the ``mixture``; and the weights of the mixture, learned on dev."""
     dev, test = (engine.score_batch(gold_pairs(task, split, data, limit)) for split in ("dev", "test"))
     learned = learn_weights(dev)
-    alone = {name: _bits(test, [float(name == other) for other in learned]) for name in learned}
+    alone = {name: bits_per_byte(test, [float(name == other) for other in learned]) for name in learned}
     weights = {f"weight of {name}": weight for name, weight in learned.items()}
-    return alone | {"mixture": _bits(test, list(learned.values()))} | weights
-
-
-def _bits(scores: Sequence[TextScore], weights: Sequence[float]) -> float:
-    length = sum(score.bytes for score in scores)
-    return sum(score.bits_per_byte(weights=weights) * score.bytes for score in scores) / length
+    return alone | {"mixture": bits_per_byte(test, list(learned.values()))} | weights
 
 
 def main(

@@ -63,10 +63,9 @@ def systems(
         EngineConfig(members=(member,), decoding=DecodingConfig(), progress=config.progress)
         for member in config.members
     ]
-    journal = {"journal": None} if folder is None else None
 
     def at(name: str) -> dict[str, Any]:
-        return journal or {"journal": (folder or Path()) / f"{name.replace(':', '-')}.jsonl"}
+        return {} if folder is None else {"journal": folder / f"{name}.jsonl"}
 
     def ensemble(name: str, **settings: Any) -> Callable[[], AdaFuseLM]:
         # The paper has no weights; nor has what others publish.

@@ -72,9 +72,11 @@ class AdaFuseLM(LM):
         if sum((engine is not None, bool(names), config is not None)) != 1:
             raise InvalidArgumentError("give lm-eval one of models=NAME+NAME, config=FILE and a ready engine")
         DecodingConfig().override(**settings)
+        self._mix = settings.get("mix", "arithmetic")
         if config is not None:
-            engine = Engine.shared(read_config(config))
-            settings = {**engine.decoding.model_dump(), **settings}
+            # Its own settings: a shared engine may have been made with others.
+            told = read_config(config)
+            engine, settings = Engine.shared(told), told.decoding.override(**settings).model_dump()
         if engine is None:
             parts: list[dict[str, Any]] = [m if isinstance(m, dict) else _as_dict(m) for m in names]
             for part, weight in zip(parts, _weights(weights, len(parts)), strict=True):
@@ -107,11 +109,13 @@ class AdaFuseLM(LM):
     def _answers(self, requests: Sequence[Instance], options: dict[str, Any]) -> list[Answer]:
         """From the journal, or else written now."""
         prompts = [str(request.args[0]) for request in requests]
-        missing = [prompt for prompt in prompts if self.journal.find(prompt, options) is None]
+        # What another ensemble, or other settings, wrote into the same journal is no answer of this one.
+        asked = {**options, "by": self.get_model_info()}
+        missing = [prompt for prompt in prompts if self.journal.find(prompt, asked) is None]
         if missing:
             for prompt, answer in zip(missing, self.write(missing, **options), strict=True):
-                self.journal.add(prompt, options, answer)
-        found = [self.journal.find(prompt, options) for prompt in prompts]
+                self.journal.add(prompt, asked, answer)
+        found = [self.journal.find(prompt, asked) for prompt in prompts]
         return [answer for answer in found if answer is not None]
 
     def write(self, prompts: Sequence[str], **options: Any) -> list[Answer]:
@@ -188,7 +192,7 @@ class AdaFuseLM(LM):
         return total
 
     def _total(self, score: TextScore) -> float:
-        return score.total(self.settings.get("mix", "arithmetic"))
+        return score.total(self._mix)
 
     # ---- both
 

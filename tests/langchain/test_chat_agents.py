@@ -13,13 +13,10 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel, Field
 
 from adafuse_engine import Engine
-from adafuse_engine.chat import tool_form
-from adafuse_engine.types import ToolCall
+from adafuse_engine.testing import tool_call
 from adafuse_integrations.langchain import ChatAdaFuse
 from tests.support import tiny
 from tests.support.bundled import BOTH
-
-TAGS = tool_form("json_tags")
 
 
 @tool
@@ -49,7 +46,7 @@ def an_agent_answers(prompt):
     if "name" in last:
         return "You are Ann." if "I am Ann" in prompt else "I do not know."
     name, arguments = ("clock", {}) if "time" in last else ("weather", {"city": "Oslo"})
-    return f"Let me look.\n{TAGS.write([ToolCall('', name, arguments)])}"
+    return f"Let me look.\n{tool_call(name, arguments)}"
 
 
 @pytest.fixture

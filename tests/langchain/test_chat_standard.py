@@ -11,13 +11,10 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from adafuse_engine import Engine
-from adafuse_engine.chat import tool_form
-from adafuse_engine.testing import ScriptedMember
-from adafuse_engine.types import ToolCall
+from adafuse_engine.testing import ScriptedMember, tool_call
 from adafuse_integrations.langchain import ChatAdaFuse
 from tests.support.bundled import BOTH
 
-TAGS = tool_form("json_tags")
 JOKE = {"setup": "What do cats read?", "punchline": "The mews paper."}
 CALLS = {
     "magic_function_no_args()": ("magic_function_no_args", {}),
@@ -39,7 +36,7 @@ def answer(prompt: str) -> str:
         return "That is what the tool says."
     for words, (name, arguments) in CALLS.items():
         if words in question and name in prompt:
-            return TAGS.write([ToolCall("", name, arguments)])
+            return tool_call(name, arguments)
     if "joke" in question:
         return json.dumps(JOKE)
     return "I am well, thank you."

@@ -224,6 +224,28 @@ def test_a_run_goes_on_where_it_was_stopped(systems, data, tmp_path, monkeypatch
     assert len(written) == 2  # one more row for each system
 
 
+def test_other_settings_and_other_members_are_not_answered_from_the_journal(tmp_path):
+    path = tmp_path / "a.jsonl"
+    request = asked("generate_until", ("Question?\nAnswer:", {"until": ["\n"]}))
+
+    def answer(member, **settings):
+        with Engine(members=[member]) as engine:
+            return AdaFuseLM(engine=engine, journal=path, **settings).generate_until(request, disable_tqdm=True)
+
+    assert answer(ScriptedMember("a", " one two three")) == [" one two three"]
+    assert answer(ScriptedMember("a", " other")) == [" one two three"]
+    assert answer(ScriptedMember("a", " other"), max_words=1) == [" other"]
+    assert answer(ScriptedMember("b", " third")) == [" third"]
+
+
+def test_a_configurations_settings_hold_whatever_the_shared_engine_was_made_with(tmp_path, monkeypatch):
+    write_config(tmp_path / "c.toml", EngineConfig(members=["x"], decoding={"threshold": 0.3}))
+    with Engine(members=[ScriptedMember("x", " yes")]) as engine:
+        monkeypatch.setattr(Engine, "shared", lambda config: engine)
+        lm = AdaFuseLM(config=tmp_path / "c.toml", max_words=2)
+    assert (lm.settings["threshold"], lm.settings["max_words"]) == (0.3, 2)
+
+
 def test_a_line_that_a_kill_cut_is_left_out_of_the_journal(tmp_path):
     path = tmp_path / "a.jsonl"
     journal = Journal(path)
