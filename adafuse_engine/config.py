@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from adafuse_engine.errors import ConfigError, InvalidArgumentError, UnknownArgumentError
 
 __all__ = [
+    "DEFAULT_MODELS",
     "PRESETS",
     "ConfidenceKind",
     "DecodingConfig",
@@ -21,6 +22,7 @@ __all__ = [
     "Mix",
     "PresetName",
     "Scaling",
+    "member_configs",
 ]
 
 Gate: TypeAlias = Literal["never", "any_certain"]
@@ -30,6 +32,9 @@ Scaling: TypeAlias = Literal["top_k", "temperature", "nucleus", "entropy_nucleus
 FusionRule: TypeAlias = Literal["mean_nll", "bits_per_byte", "word_posterior", "vote"]
 Mix: TypeAlias = Literal["auto", "geometric", "arithmetic"]
 PresetName: TypeAlias = Literal["default", "paper", "unite"]
+
+DEFAULT_MODELS = ("bundled:smollm2-135m-instruct", "bundled:gemma-3-270m")
+"""What commands load where no model is named."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
@@ -354,3 +359,13 @@ def check_ensemble(names: list[str], weights: list[float]) -> None:
         raise InvalidArgumentError(f"members: weights must be finite and not negative (got {weights})")
     if not any(weights):
         raise InvalidArgumentError("members: all weights are zero; give at least one member a positive weight")
+
+
+def member_configs(models: Sequence[str], weights: Sequence[float]) -> tuple[MemberConfig, ...]:
+    """Members as the command line names them, with a weight each or none at all."""
+    if weights and len(weights) != len(models):
+        raise InvalidArgumentError(
+            f"--weight: {len(weights)} weights for {len(models)} models; give one per model, in their order"
+        )
+    shares = weights or [1.0] * len(models)
+    return tuple(MemberConfig(model=m, weight=w) for m, w in zip(models, shares, strict=True))

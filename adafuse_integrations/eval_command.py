@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adafuse_engine import EngineConfig, InvalidArgumentError, MemberConfig, read_config
+from adafuse_engine import EngineConfig, InvalidArgumentError, read_config
+from adafuse_engine.config import DEFAULT_MODELS, member_configs
 from adafuse_integrations._shared import require
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "table"]
 
 OURS = ("squad", "triviaqa", "natural_questions", "gsm8k", "flores_de_en")
-DEFAULT_MODELS = ["bundled:smollm2-135m-instruct", "bundled:gemma-3-270m"]
 
 
 def evaluate(
@@ -43,7 +43,8 @@ def evaluate(
     require("lm_eval", "lm-eval", extra="eval")
     if split not in ("test", "dev"):
         raise InvalidArgumentError(f"--split: test or dev (got {split!r:.40})")
-    ensemble = _ensemble(config, model or [], weight or [])
+    named = model or list(DEFAULT_MODELS)
+    ensemble = read_config(config) if config else EngineConfig(members=member_configs(named, weight or []))
 
     from adafuse_integrations.lm_eval import TASKS
     from adafuse_integrations.lm_eval.compare import compare, systems
@@ -63,16 +64,6 @@ def evaluate(
     text = table(outcomes)
     (out / "table.md").write_text(text, encoding="utf-8")
     typer.echo(text)
-
-
-def _ensemble(config: Path | None, models: list[str], weights: list[float]) -> EngineConfig:
-    if config is not None:
-        return read_config(config)
-    names = models or DEFAULT_MODELS
-    if weights and len(weights) != len(names):
-        raise InvalidArgumentError(f"--weight: {len(weights)} weights for {len(names)} models")
-    shares = weights or [1.0] * len(names)
-    return EngineConfig(members=tuple(MemberConfig(model=m, weight=w) for m, w in zip(names, shares, strict=True)))
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

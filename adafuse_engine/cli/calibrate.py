@@ -14,8 +14,8 @@ from adafuse_engine.calibration.calibrate import Calibration, calibrate
 from adafuse_engine.calibration.marks import MARKS
 from adafuse_engine.calibration.report import write_report
 from adafuse_engine.calibration.trials import Lab, read_rows
-from adafuse_engine.cli.generate import DEFAULT_MODELS, member_configs, unescape
-from adafuse_engine.config import EngineConfig
+from adafuse_engine.cli.generate import unescape
+from adafuse_engine.config import DEFAULT_MODELS, EngineConfig, member_configs
 from adafuse_engine.configfile import read_config, write_config
 from adafuse_engine.errors import InvalidArgumentError
 from adafuse_engine.members.pool import load_members

@@ -10,14 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from adafuse_engine.cli.show import WordPrinter, trace_lines, usage_line
-from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig
+from adafuse_engine.config import DEFAULT_MODELS, DecodingConfig, EngineConfig, member_configs
 from adafuse_engine.engine import Engine
-from adafuse_engine.errors import AdaFuseError, InvalidArgumentError
+from adafuse_engine.errors import AdaFuseError
 from adafuse_engine.types import Completion
 
-__all__ = ["DEFAULT_MODELS", "generate", "member_configs", "unescape"]
-
-DEFAULT_MODELS = ("bundled:smollm2-135m-instruct", "bundled:gemma-3-270m")
+__all__ = ["generate", "unescape"]
 
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
 
@@ -99,16 +97,6 @@ def _stream(engine: Engine, prompt: str) -> Completion:
     if completion is None:
         raise RuntimeError("the stream ended without a completion")
     return completion
-
-
-def member_configs(models: list[str], weights: list[float]) -> tuple[MemberConfig, ...]:
-    """Members as the command line names them, with a weight each or none at all."""
-    if weights and len(weights) != len(models):
-        raise InvalidArgumentError(
-            f"--weight: {len(weights)} weights for {len(models)} models; give one per model, in their order"
-        )
-    shares = weights or [1.0] * len(models)
-    return tuple(MemberConfig(model=m, weight=w) for m, w in zip(models, shares, strict=True))
 
 
 def unescape(text: str) -> str:

@@ -53,6 +53,10 @@ class MajorityLM(AdaFuseLM):
         self.samples = samples
         self.temperature = temperature
 
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness writes down about the model."""
+        return super().get_model_info() | {"samples": self.samples, "temperature": self.temperature}
+
     def write(self, prompts: Sequence[str], **options: Any) -> list[Answer]:
         """The answers that most samples agree on."""
         start = perf_counter()

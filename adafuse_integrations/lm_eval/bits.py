@@ -13,6 +13,7 @@ import typer
 
 from adafuse_engine import Engine
 from adafuse_engine.calibration import bits_per_byte, learn_weights
+from adafuse_engine.config import DEFAULT_MODELS
 from adafuse_integrations.lm_eval.tasks import questions
 
 __all__ = ["SHOTS", "bits", "gold_pairs"]
@@ -51,7 +52,7 @@ def main(
     limit: Annotated[int | None, typer.Option(help="Rows per split.")] = None,
 ) -> None:
     """Print the table."""
-    names = model or ["bundled:smollm2-135m-instruct", "bundled:gemma-3-270m"]
+    names = model or DEFAULT_MODELS
     with Engine.from_models(names) as engine:
         for number, one in enumerate(task or SHOTS):
             found = bits(engine, one, None if data is None else str(data), limit)
