@@ -3,7 +3,7 @@
 The shared engine. Nothing here imports torch before a local model is loaded.
 """
 
-from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig
+from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig, RemoteConfig
 from adafuse_engine.configfile import read_config, write_config
 from adafuse_engine.engine import Engine
 from adafuse_engine.errors import (
@@ -25,6 +25,7 @@ from adafuse_engine.errors import (
     OutOfMemoryError,
     PromptError,
     TokenizerError,
+    UnavailableError,
     UnknownArgumentError,
 )
 from adafuse_engine.scoring import TextScore
@@ -70,12 +71,14 @@ __all__ = [
     "NonFiniteLogitsError",
     "OutOfMemoryError",
     "PromptError",
+    "RemoteConfig",
     "Round",
     "TextScore",
     "TokenizerError",
     "Tool",
     "ToolCall",
     "Trace",
+    "UnavailableError",
     "UnknownArgumentError",
     "Usage",
     "read_config",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from adafuse_engine.errors import ConfigError, InvalidArgumentError, UnknownArgumentError
 
@@ -21,6 +21,7 @@ __all__ = [
     "MemberConfig",
     "Mix",
     "PresetName",
+    "RemoteConfig",
     "Scaling",
     "member_configs",
 ]
@@ -35,6 +36,9 @@ PresetName: TypeAlias = Literal["default", "paper", "unite"]
 
 DEFAULT_MODELS = ("bundled:smollm2-135m-instruct", "bundled:gemma-3-270m")
 """What commands load where no model is named."""
+
+REMOTE = re.compile(r"(?:openai\+)?https?://")
+"""How the names of remote models begin."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
@@ -101,13 +105,17 @@ def _config_error(model: type[BaseModel], error: ValidationError) -> ConfigError
     if first["type"] == "extra_forbidden":
         return UnknownArgumentError(str(first["loc"][-1]), _fields_at(model, first["loc"][:-1]))
     given = first.get("input")
-    shown = "" if place in ("", "api_key") else f" (got {given!r:.80})"
+    shown = "" if not place or place.endswith("api_key") else f" (got {given!r:.80})"
     return InvalidArgumentError(f"{place or model.__name__}: {first['msg']}{shown}")
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """Field names of the (nested) model that ``loc`` leads to."""
-    nested: dict[str, type[BaseModel]] = {"members": MemberConfig, "decoding": DecodingConfig}
+    nested: dict[str, type[BaseModel]] = {
+        "members": MemberConfig,
+        "decoding": DecodingConfig,
+        "remote": RemoteConfig,
+    }
     for part in loc:
         model = nested.get(str(part), model)
     return list(model.model_fields)
@@ -157,6 +165,9 @@ class DecodingConfig(_Frozen):
         ``max_tokens`` what is open is ended as shortly as it can be, so that JSON is whole; the finish reason is
         ``length`` all the same.
         `adafuse_engine.chat` makes grammars for JSON schemas and tool calls.
+    on_member_failure
+        ``error``: a member that fails ends the request. ``continue``: the others go on without it, from what was
+        committed; the trace's ``failures`` say so. A request whose members have all failed ends with the error.
     deadline_s, words_per_second, max_forward_passes
         Service levels, none by default. The text is to be written to its end within so many seconds of the start
         of the request (waiting for a place and the prefill included); at so many words a second, counted from
@@ -191,6 +202,7 @@ class DecodingConfig(_Frozen):
     max_tokens: Annotated[int, Field(ge=1)] = 256
     stop: tuple[str, ...] = ()
     grammar: Annotated[str, Field(min_length=1)] | None = None
+    on_member_failure: Literal["error", "continue"] = "error"
     deadline_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     words_per_second: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     max_forward_passes: Annotated[int, Field(gt=0)] | None = None
@@ -236,13 +248,61 @@ class DecodingConfig(_Frozen):
         return DecodingConfig(**{**kept, **options})
 
 
+class RemoteConfig(_Frozen):
+    """How a remote member is reached.
+
+    Parameters
+    ----------
+    api_key, api_key_env
+        Sent as a bearer token; the name of an environment variable that holds it. In files use the second: a key
+        is never written to one.
+    timeout_s
+        Most seconds that one question to the server may take, retries included.
+    retries
+        Of questions that failed on the way or got 429, 502, 503 or 504; nothing that a member asks changes the
+        server's state. They wait a random time that doubles, or as long as the server says.
+    verify
+        Check TLS certificates; or the path of a CA bundle.
+    top_logprobs
+        Most probable tokens to ask for at each place; by default what the dialect's servers allow unasked
+        (20, llama.cpp 128). More make the mass that ends a word more exact.
+    read_ahead
+        Tokens that the server writes greedily with each question: they are what will most likely be asked next.
+    propose_only
+        Let the member propose and not score: for servers that cannot tell the probability of a given token.
+    """
+
+    api_key: SecretStr | None = None
+    api_key_env: str | None = None
+    timeout_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 60.0
+    retries: Annotated[int, Field(ge=0, le=20)] = 2
+    verify: bool | str = True
+    top_logprobs: Annotated[int, Field(ge=2, le=1024)] | None = None
+    read_ahead: Annotated[int, Field(ge=1, le=64)] = 4
+    propose_only: bool = False
+
+
 class MemberConfig(_Frozen):
     """One member of the ensemble.
 
     Parameters
     ----------
     model
-        A Hugging Face id or local folder, a path to a ``.gguf`` file, or ``bundled:NAME``.
+        A Hugging Face id or local folder, a path to a ``.gguf`` file, ``bundled:NAME``, or for a remote member
+        ``openai+http://host:port/v1#model`` (``openai+https`` for TLS).
+    kind
+        ``local`` or ``remote``; by default what ``model`` looks like.
+    dialect
+        How a remote server is asked for scores: ``vllm``, ``sglang``, ``llamacpp``; ``auto`` finds out.
+    remote
+        How it is reached (see `RemoteConfig`).
+    backend
+        What runs a local model: ``transformers``, or ``llamacpp`` for ``.gguf`` files and packaged models,
+        quantised as they are (extra ``llamacpp``).
+    placement
+        ``here``, or ``ray``: in an actor on a Ray cluster (extra ``ray``), which loads the weights where it runs.
+    num_gpus, num_cpus
+        Of a Ray actor, as Ray counts them.
     name
         How usage, traces and per-member prompts call it; by default the last part of ``model``.
     weight
@@ -258,7 +318,7 @@ class MemberConfig(_Frozen):
     revision
         Of a hub model.
     tokenizer
-        Another place to take the tokenizer from.
+        Another place to take the tokenizer from; of a remote member by default what its server says it runs.
     chat_template
         A Jinja template in place of the tokenizer's own.
     context_window
@@ -271,6 +331,13 @@ class MemberConfig(_Frozen):
     """
 
     model: Annotated[str, Field(min_length=1)]
+    kind: Literal["auto", "local", "remote"] = "auto"
+    dialect: Literal["auto", "vllm", "sglang", "llamacpp"] = "auto"
+    remote: RemoteConfig = Field(default_factory=RemoteConfig)
+    backend: Literal["transformers", "llamacpp"] = "transformers"
+    placement: Literal["here", "ray"] = "here"
+    num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
+    num_cpus: Annotated[float, Field(ge=0.0)] = 1.0
     name: str | None = None
     weight: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     device: str | None = None
@@ -292,6 +359,11 @@ class MemberConfig(_Frozen):
             return self.name
         last = re.split(r"[/\\:#]", self.model.rstrip("/\\"))[-1]
         return last.removesuffix(".gguf") or self.model
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a server holds it."""
+        return self.kind == "remote" or (self.kind == "auto" and REMOTE.match(self.model) is not None)
 
     def weights_key(self) -> tuple[str, ...]:
         """Equal for members that can share one copy of the weights."""
@@ -331,6 +403,12 @@ class EngineConfig(_Frozen):
     kv_max_bytes: Annotated[int, Field(ge=1)] | None = None
     prepare_grammars: bool = True
     progress: bool = True
+
+    def identity(self) -> tuple[str, ...]:
+        """Equal for configurations that one engine can serve: the same members, held the same way."""
+        secrets = [m.remote.api_key for m in self.members]
+        dump = self.model_dump(exclude={"decoding", "prepare_grammars", "progress"})
+        return (repr(dump), *(s.get_secret_value() if s else "" for s in secrets))
 
     @field_validator("members", mode="before")
     @classmethod

@@ -25,7 +25,7 @@ from typing import Any
 
 import tomli_w
 
-from adafuse_engine.config import EngineConfig
+from adafuse_engine.config import EngineConfig, MemberConfig
 from adafuse_engine.errors import InvalidArgumentError, UnknownArgumentError
 
 __all__ = ["read_config", "write_config"]
@@ -60,12 +60,20 @@ def write_config(path: str | Path, config: EngineConfig, about: Mapping[str, Any
     """Write a configuration; settings that are the defaults are left out. ``about``: plain values, for people."""
     rest = config.model_dump(mode="json", exclude_defaults=True, exclude={"members", "decoding"})
     tables: dict[str, Any] = {"about": dict(about)} if about else {}
-    tables["members"] = [_plain(m.model_dump(mode="json", exclude_defaults=True)) for m in config.members]
+    tables["members"] = [_plain(_member(m)) for m in config.members]
     if decoding := _plain(config.decoding.model_dump(mode="json", exclude_defaults=True)):
         tables["decoding"] = decoding
     if rest:
         tables["engine"] = _plain(rest)
     Path(path).expanduser().write_text(tomli_w.dumps(tables), encoding="utf-8")
+
+
+def _member(member: MemberConfig) -> dict[str, Any]:
+    """Without its key: files say which environment variable holds it."""
+    dump = member.model_dump(mode="json", exclude_defaults=True, exclude={"remote": {"api_key"}})
+    if remote := _plain(dump.pop("remote", {})):
+        dump["remote"] = remote
+    return dump
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

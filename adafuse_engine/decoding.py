@@ -9,16 +9,19 @@ from random import Random
 
 from adafuse_engine.adaptive import AdaptiveWeights
 from adafuse_engine.config import DecodingConfig
+from adafuse_engine.errors import MemberError
 from adafuse_engine.fusion import Decision, Rules, fuse
+from adafuse_engine.guarded import GuardedSession
 from adafuse_engine.held import Held
+from adafuse_engine.loop import together
 from adafuse_engine.members.base import OutOfRoom
 from adafuse_engine.members.guide import Guide
 from adafuse_engine.output import Output
 from adafuse_engine.proposals import Proposing, UnwritableError
 from adafuse_engine.service import Governor, Plan, Progress
-from adafuse_engine.trace import CandidateTrace, Round, Trace
+from adafuse_engine.trace import CandidateTrace, Failure, Round, Trace
 from adafuse_engine.types import Candidate, FinishReason, Score
-from adafuse_engine.voices import Voice, together
+from adafuse_engine.voices import Voice
 
 __all__ = ["Emit", "Written", "decode", "ignore"]
 
@@ -65,7 +68,7 @@ class _Decoder:
         governor: Governor | None,
         guide: Guide | None,
     ) -> None:
-        self.voices = voices
+        self.voices = list(voices)
         self.sessions = [v.session for v in voices]
         self.settings = settings
         self.trace = trace
@@ -74,6 +77,7 @@ class _Decoder:
         self.held = Held(guide, self.sessions[0].pieces) if guide else None
         self.plan = Plan(settings)
         self.weights = AdaptiveWeights([v.weight for v in voices], settings.adaptive_weights)
+        self._guards = [s for s in self.sessions if isinstance(s, GuardedSession)]
         self.text = Output(settings.stop)
         self.tokens = 0
         self.leader: int | None = None
@@ -96,10 +100,7 @@ class _Decoder:
                 now = self._within_room(settings)
                 if self.held:
                     now = self.held.near_the_end(now, settings.max_tokens - self.tokens)
-                round_ = self._forced(index)
-                if round_ is None and now.gate == "any_certain":
-                    round_ = await self._lead(index, now)
-                round_ = round_ or await self._fuse_or_retry(index, now)
+                round_ = await self._round(index, now)
                 if self.held and not self.held.can_end_after(
                     self._words, round_.end, settings.max_tokens - self.tokens
                 ):
@@ -110,9 +111,47 @@ class _Decoder:
                 if (reason := self._append(round_)) is not None:
                     return self._finish(reason)
                 await self._commit(round_, now)
+                if self._guards:
+                    self._drop_failed(index + 1)
         except OutOfRoom:
             pass
         return self._finish("length")
+
+    async def _round(self, index: int, settings: DecodingConfig) -> Round:
+        """What is committed next; where members fail on the way, by those that are left."""
+        while True:
+            try:
+                round_ = self._forced(index)
+                if round_ is None and settings.gate == "any_certain":
+                    round_ = await self._lead(index, settings)
+                round_ = round_ or await self._fuse_or_retry(index, settings)
+            except MemberError:
+                # Without those that failed meanwhile it may be possible after all.
+                if not self._drop_failed(index):
+                    raise
+            else:
+                self._drop_failed(index)
+                return round_
+
+    def _drop_failed(self, index: int) -> bool:
+        """Go on without members that failed; whether there were any. The last one's error is raised."""
+        failed = {id(g): g.failure for g in self._guards if g.failure is not None}
+        if not failed:
+            return False
+        left = [k for k, s in enumerate(self.sessions) if id(s) not in failed]
+        for voice in self.voices:
+            if (error := failed.get(id(voice.session))) is not None:
+                self.trace.failures.append(Failure(index, voice.name, str(error)))
+        if not any(self.voices[k].weight > 0 for k in left):
+            raise next(iter(failed.values()))
+        self.voices = [self.voices[k] for k in left]
+        self.sessions = [self.sessions[k] for k in left]
+        self._guards = [s for s in self.sessions if isinstance(s, GuardedSession)]
+        self.weights = AdaptiveWeights([v.weight for v in self.voices], self.settings.adaptive_weights)
+        if self.held:
+            self.held.pieces = self.sessions[0].pieces
+        self.leader = None
+        return True
 
     def _within_room(self, settings: DecodingConfig) -> DecodingConfig:
         """Near a context window, write single words, so that nothing that fits is given up."""
@@ -280,6 +319,8 @@ class _Decoder:
 
     def _is_possible(self, candidate: Candidate) -> bool:
         """Whether every member has tokens for it, and the grammar, if there is one, allows it."""
+        if not candidate.words and not candidate.end:
+            return False
         if self.held and not self.held.allows(candidate):
             return False
         return all(s.can_write(candidate.data) for s in self.sessions)

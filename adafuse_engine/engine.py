@@ -22,17 +22,19 @@ from adafuse_engine.errors import (
     EmptyPromptError,
     EngineClosedError,
     InvalidArgumentError,
+    MemberError,
     UnknownArgumentError,
 )
-from adafuse_engine.loop import LoopThread
-from adafuse_engine.members.base import Member, OutOfRoom, Session
+from adafuse_engine.guarded import GuardedSession
+from adafuse_engine.loop import LoopThread, together
+from adafuse_engine.members.base import Connected, Member, OutOfRoom, Session
 from adafuse_engine.members.guide import byte_guides
 from adafuse_engine.members.pool import load_members
 from adafuse_engine.scoring import TextScore, score_text, words_of
 from adafuse_engine.service import Governor
-from adafuse_engine.trace import Trace
+from adafuse_engine.trace import Failure, Trace
 from adafuse_engine.types import Chat, Chunk, Completion, Prompt, Prompts, Usage
-from adafuse_engine.voices import Voice, together
+from adafuse_engine.voices import Voice
 
 __all__ = ["Engine"]
 
@@ -60,7 +62,7 @@ class Engine:
         While it is made. Calls raise `PromptError`, `ConfigError`, `MemberError` and `EngineClosedError`.
     """
 
-    _shared: ClassVar[dict[str, Engine]] = {}
+    _shared: ClassVar[dict[tuple[str, ...], Engine]] = {}
     _shared_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
@@ -91,8 +93,7 @@ class Engine:
         self._closed = False
         self._loop = LoopThread("adafuse-engine")
         self._slots = asyncio.Semaphore(max_concurrency)
-        owned = self._members if config is not None else ()
-        self._finalizer = weakref.finalize(self, _shut, self._loop, owned)
+        self._finalizer = weakref.finalize(self, _shut, self._loop, self._members, config is not None)
 
     @classmethod
     def from_models(cls, models: Sequence[str | MemberConfig], **options: Any) -> Engine:
@@ -118,7 +119,7 @@ class Engine:
 
         Settings to decode with are no part of what makes engines equal: give them per call.
         """
-        key = repr(config.model_dump(exclude={"decoding", "prepare_grammars", "progress"}))
+        key = config.identity()
         with cls._shared_lock:
             engine = cls._shared.get(key)
             if engine is None or engine.closed:
@@ -295,10 +296,12 @@ class Engine:
         trace = Trace(self.member_names, self.weights, seed, settings.model_dump(mode="json"))
         emit = ignore if put is None else _chunker(put)
         guide = await byte_guides().start(settings.grammar) if settings.grammar else None
-        async with self._opened(prompts, settings) as sessions:
-            voices = [Voice(m.name, w, s) for m, w, s in zip(self._members, self.weights, sessions, strict=True)]
+        async with self._opened(prompts, settings, trace) as sessions:
+            voices = [
+                Voice(m.name, w, s) for m, w, s in zip(self._members, self.weights, sessions, strict=True) if s
+            ]
             written = await decode(voices, settings, trace, emit, governor, guide)
-            usage = tuple(s.usage() for s in sessions)
+            usage = tuple(v.session.usage() for v in voices)
         return Completion(
             written.text,
             written.finish_reason,
@@ -309,9 +312,12 @@ class Engine:
     async def _score(self, prompt: Prompts, text: str, end: bool, settings: DecodingConfig) -> TextScore:
         words = words_of(text)
         # Before the members are opened: they tell only what their settings need.
-        settings = settings.override(fusion="word_posterior", word_end_mass=True, grammar=None)
+        settings = settings.override(
+            fusion="word_posterior", word_end_mass=True, grammar=None, on_member_failure="error"
+        )
         prompts: list[Prompt] = [""] * len(self._members) if prompt == "" else self._prompts(prompt)
-        async with self._opened(prompts, settings) as sessions:
+        async with self._opened(prompts, settings) as opened:
+            sessions = [s for s in opened if s]
             try:
                 told = await score_text(sessions, words, end, settings)
             except OutOfRoom as error:
@@ -323,18 +329,38 @@ class Engine:
         return TextScore(shown, end, members, self.weights)
 
     @contextlib.asynccontextmanager
-    async def _opened(self, prompts: Sequence[Prompt], settings: DecodingConfig) -> AsyncGenerator[list[Session]]:
-        """A session of each member, once there is a place for the request; closed in every case."""
+    async def _opened(
+        self, prompts: Sequence[Prompt], settings: DecodingConfig, trace: Trace | None = None
+    ) -> AsyncGenerator[list[Session | None]]:
+        """A session of each member, once there is a place for the request; closed in every case.
+
+        None for members that fail at once and that the others go on without.
+        """
+        going_on = trace is not None and settings.on_member_failure == "continue"
         async with self._slots:
             sessions: list[Session] = []
 
-            async def enter(member: Member, text: Prompt) -> Session:
-                session = await member.open(text, settings)
+            async def enter(member: Member, text: Prompt) -> Session | MemberError:
+                try:
+                    session = await member.open(text, settings)
+                except MemberError as error:
+                    if not going_on:
+                        raise
+                    return error
+                session = GuardedSession(session) if going_on else session
                 sessions.append(session)
                 return session
 
             try:
-                yield await together(enter(m, p) for m, p in zip(self._members, prompts, strict=True))
+                entered = await together(enter(m, p) for m, p in zip(self._members, prompts, strict=True))
+                failed = {
+                    m.name: e for m, e in zip(self._members, entered, strict=True) if isinstance(e, MemberError)
+                }
+                if trace is not None:
+                    trace.failures += [Failure(0, name, str(error)) for name, error in failed.items()]
+                if not any(w for m, w in zip(self._members, self.weights, strict=True) if m.name not in failed):
+                    raise next(iter(failed.values()))
+                yield [None if isinstance(e, MemberError) else e for e in entered]
             finally:
                 for session in sessions:
                     await session.close()
@@ -380,8 +406,10 @@ class Engine:
         self.close()
 
 
-def _shut(loop: LoopThread, members: Sequence[Member]) -> None:
-    loop.close()
+def _shut(loop: LoopThread, members: Sequence[Member], owned: bool) -> None:
+    loop.close(m.disconnect for m in members if isinstance(m, Connected))
+    if not owned:
+        return
     for member in members:
         member.close()
 

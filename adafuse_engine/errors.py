@@ -17,6 +17,7 @@
     │   └── InsufficientMemoryError            the weights are larger than what is free
     ├── MemberError                            a member failed while decoding
     │   ├── NonFiniteLogitsError               NaN where a distribution should be
+    │   ├── UnavailableError               a server or actor that holds a member does not answer
     │   ├── OutOfMemoryError                   this request needs more memory than there is
     │   └── NoScoreError                       every member abstained
     ├── EngineClosedError (RuntimeError)
@@ -50,6 +51,7 @@ __all__ = [
     "OutOfMemoryError",
     "PromptError",
     "TokenizerError",
+    "UnavailableError",
     "UnknownArgumentError",
 ]
 
@@ -158,6 +160,17 @@ class OutOfMemoryError(MemberError):
         super().__init__(
             f"member {member!r} has too little memory for this request: {why}; shorten the prompt, lower "
             "max_tokens or max_concurrency, or load the model with dtype='bfloat16'"
+        )
+
+
+class UnavailableError(MemberError):
+    """What holds a member (a server, an actor) does not answer, or not with what was asked for."""
+
+    def __init__(self, member: str, why: str) -> None:
+        self.member = member
+        super().__init__(
+            f"member {member!r} is unavailable: {why}; check that it runs, or let the others go on without it "
+            "with on_member_failure='continue'"
         )
 
 

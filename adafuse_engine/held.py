@@ -33,7 +33,7 @@ class Held:
 
     def __init__(self, guide: Guide, pieces: Callable[[Sequence[bytes]], list[bytes]]) -> None:
         self._here: Guide | None = guide
-        self._pieces = pieces
+        self.pieces = pieces
         self._ending: _Ending | None = None
         self._far: int | None = None
         # Of a round that was asked about and not committed yet.
@@ -78,7 +78,7 @@ class Held:
         """Whether what is open after these words can be ended in ``left`` tokens, if it can be now."""
         if self._here is None or self._ending is None or self._ending.tokens > left:
             return True
-        used = len(self._pieces(words))
+        used = len(self.pieces(words))
         after = self._here.after(list(b"".join(words)))
         if end or after is None:
             return used <= left
@@ -101,7 +101,7 @@ class Held:
         if rest is None:
             return None
         words = tuple(_words(rest))
-        tokens = len(self._pieces(words))
+        tokens = len(self.pieces(words))
         if self._far is None:
             # A round opens no more, about, than the whole answer has open at its beginning.
             self._far = 2 * tokens + NEAR

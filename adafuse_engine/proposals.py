@@ -9,8 +9,9 @@ from random import Random
 from adafuse_engine.config import DecodingConfig
 from adafuse_engine.errors import MemberError
 from adafuse_engine.fusion import Rules, can_win, is_worth_scoring
+from adafuse_engine.loop import together
 from adafuse_engine.types import Branch, Candidate, Score
-from adafuse_engine.voices import Voice, together
+from adafuse_engine.voices import Voice
 
 __all__ = ["Proposals", "Proposing", "UnwritableError"]
 

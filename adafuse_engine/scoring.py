@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adafuse_engine.config import DecodingConfig
+from adafuse_engine.loop import together
 from adafuse_engine.members.base import Session
 from adafuse_engine.types import Candidate
-from adafuse_engine.voices import together
 from adafuse_engine.words import first_word_end
 
 __all__ = ["TextScore", "score_text", "words_of"]

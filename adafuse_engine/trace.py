@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CandidateTrace", "Round", "Trace"]
+__all__ = ["CandidateTrace", "Failure", "Round", "Trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +88,32 @@ class Round:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A member that the others went on without: from which round on, and why."""
+
+    round: int
+    member: str
+    error: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"round": self.round, "member": self.member, "error": self.error}
+
+
 @dataclass(slots=True)
 class Trace:
-    """All rounds of one request, with the members, their normalised weights, the seed and the settings."""
+    """All rounds of one request, with the members, their normalised weights, the seed and the settings.
+
+    ``failures``: members that were lost on the way (see ``on_member_failure``).
+    """
 
     members: tuple[str, ...]
     weights: tuple[float, ...]
     seed: int
     settings: dict[str, Any]
     rounds: list[Round] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
 
     @property
     def fused_rounds(self) -> int:
@@ -111,4 +128,5 @@ class Trace:
             "seed": self.seed,
             "settings": self.settings,
             "rounds": [r.to_dict() for r in self.rounds],
+            "failures": [f.to_dict() for f in self.failures],
         }

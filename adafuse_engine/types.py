@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -138,6 +139,12 @@ class Score:
     boundary: tuple[float, ...]
     tokens: int
     end_logprob: float | None = None
+
+    @classmethod
+    def abstention(cls, candidate: Candidate) -> Score:
+        """The score of a member that has no say."""
+        nan = (math.nan,) * len(candidate.words)
+        return cls(nan, nan, 1, math.nan if candidate.end or not candidate.words else None)
 
     @property
     def total(self) -> float:

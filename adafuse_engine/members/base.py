@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from adafuse_engine.config import ConfidenceKind, DecodingConfig
 from adafuse_engine.types import Branch, Candidate, MemberUsage, Prompt, Score
 
-__all__ = ["Member", "OutOfRoom", "Session"]
+__all__ = ["Connected", "Member", "OutOfRoom", "Session"]
 
 
 class OutOfRoom(Exception):
@@ -130,4 +130,13 @@ class Member(Protocol):
 
     def close(self) -> None:
         """Free the member's weights and threads. May be called more than once."""
+        ...
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """A member that holds something open on the event loop of an engine that uses it."""
+
+    async def disconnect(self) -> None:
+        """Close what it holds on the running loop."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adafuse_engine.config import EngineConfig
+from adafuse_engine.config import EngineConfig, MemberConfig
 from adafuse_engine.members.base import Member
 
 __all__ = ["load_members"]
@@ -13,9 +13,45 @@ __all__ = ["load_members"]
 def load_members(config: EngineConfig) -> Sequence[Member]:
     """Load all members of an ensemble, in order.
 
-    Raises `LoadError`.
+    Raises `LoadError`; what was loaded before the failure is freed.
     """
-    # torch is imported here and not before: scripted and remote members do without it.
-    from adafuse_engine.members.local.member import load_local
+    local = [m for m in config.members if _road(m) == "local"]
+    made: dict[str, Member] = {}
+    try:
+        # Servers and actors first: to find one missing costs nothing yet.
+        for member in config.members:
+            if (road := _road(member)) != "local":
+                made[member.label] = _elsewhere(road, member, config)
+        if local:
+            # torch is imported here and not before: scripted members do without it.
+            from adafuse_engine.members.local.member import load_local
 
-    return load_local(config)
+            loaded = load_local(config.model_copy(update={"members": tuple(local)}))
+            made |= {m.label: one for m, one in zip(local, loaded, strict=True)}
+    except BaseException:
+        for one in made.values():
+            one.close()
+        raise
+    return [made[m.label] for m in config.members]
+
+
+def _road(member: MemberConfig) -> str:
+    if member.is_remote:
+        return "remote"
+    if member.placement == "ray":
+        return "ray"
+    return "local" if member.backend == "transformers" else member.backend
+
+
+def _elsewhere(road: str, member: MemberConfig, config: EngineConfig) -> Member:
+    if road == "remote":
+        from adafuse_engine.members.remote.member import load_remote
+
+        return load_remote(member, grammars=config.prepare_grammars)
+    if road == "ray":
+        from adafuse_engine.members.ray import load_ray
+
+        return load_ray(member, config)
+    from adafuse_engine.members.llamacpp import load_llamacpp
+
+    return load_llamacpp(member, config)

@@ -18,7 +18,7 @@ from adafuse_engine.progress import track
 
 # torch is imported where a file has to be converted: to see that it was takes no second.
 
-__all__ = ["converted", "is_converted"]
+__all__ = ["converted", "gguf_tokenizer", "is_converted"]
 
 VERSION = 2
 
@@ -38,15 +38,54 @@ def converted(path: Path, *, progress: bool = True) -> Path:
 
     Raises `ModelNotFoundError`, or `ModelFormatError` if the file is no readable GGUF.
     """
+    folder = cache_folder() / "converted" / _checked_key(path)
+    return build_once(folder, lambda scratch: _convert(path, scratch, progress))
+
+
+def gguf_tokenizer(path: Path) -> Path:
+    """The folder that holds the file's tokenizer, and in ``facts.json`` its end tokens, size and context window.
+
+    No weights are read. Raises what `converted` raises.
+    """
+    folder = cache_folder() / "converted" / f"{_checked_key(path)}-tokenizer"
+    return build_once(folder, lambda scratch: _take_tokenizer(path, scratch))
+
+
+def _checked_key(path: Path) -> str:
     try:
         with path.open("rb") as file:
             magic = file.read(4)
         if magic != b"GGUF":
             raise ModelFormatError(f"{path} is no GGUF file (it starts with {magic!r}); fetch or export it again")
-        folder = cache_folder() / "converted" / _key(path)
+        return _key(path)
     except OSError as error:
         raise ModelNotFoundError(f"{path} cannot be read: {error.strerror}; check the path") from error
-    return build_once(folder, lambda scratch: _convert(path, scratch, progress))
+
+
+def _take_tokenizer(path: Path, scratch: Path) -> None:
+    from gguf import GGUFReader
+    from transformers import AutoTokenizer
+
+    from adafuse_engine.members.local.exclusive import exclusive
+
+    with exclusive(bars=False):
+        try:
+            fields = GGUFReader(str(path)).fields
+            tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+            _save_tokenizer(tokenizer, fields, scratch)
+        except Exception as error:
+            raise ModelFormatError(
+                f"{path}: its tokenizer could not be read: {type(error).__name__}: {str(error)[:300]}; name "
+                "another place for it with MemberConfig(tokenizer=...)"
+            ) from error
+    architecture = _value(fields, "general.architecture")
+    known = tokenizer.eos_token_id
+    facts = {
+        "ends": _ends([] if known is None else [known], fields),
+        "size": len(_value(fields, "tokenizer.ggml.tokens")),
+        "context_window": _value(fields, f"{architecture}.context_length"),
+    }
+    (scratch / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def is_converted(path: Path) -> bool:
@@ -132,18 +171,18 @@ def _save_model(model: Any, fields: Any, scratch: Path) -> None:
     spec.pop("quantization_config", None)
     spec.pop("_name_or_path", None)
     (scratch / "config.json").write_text(json.dumps(spec, indent=1))
+    named = model.generation_config.eos_token_id
     GenerationConfig(
         bos_token_id=model.config.bos_token_id,
-        eos_token_id=_ends(model, fields),
+        eos_token_id=_ends([named] if isinstance(named, int) else list(named or []), fields),
         pad_token_id=model.config.pad_token_id,
         do_sample=False,
     ).save_pretrained(scratch)
 
 
-def _ends(model: Any, fields: Any) -> list[int]:
-    """Every end token that the file names or that is one by its text."""
-    known = model.generation_config.eos_token_id
-    ends = [known] if isinstance(known, int) else list(known or [])
+def _ends(known: list[int], fields: Any) -> list[int]:
+    """Every end token that is known, that the file names, or that is one by its text."""
+    ends = list(known)
     ends += [_value(fields, f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     types = _value(fields, "tokenizer.ggml.token_type") or []
     texts = _value(fields, "tokenizer.ggml.tokens") or []

@@ -28,7 +28,7 @@ from adafuse_engine.members.local.exclusive import exclusive
 from adafuse_engine.members.local.gguf import converted
 from adafuse_engine.progress import track
 
-__all__ = ["LoadedModel", "device_of", "dtype_of", "load", "source_of"]
+__all__ = ["LoadedModel", "device_of", "dtype_of", "load", "mapped", "source_of"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -54,14 +54,14 @@ def load(config: MemberConfig, *, progress: bool = True) -> LoadedModel:
     # In a terminal transformers shows bars of its own, downloads from the hub included.
     bars = progress and sys.stderr.isatty()
     with track(f"{config.label}: loading", 2, enabled=progress and not bars) as advance, exclusive(bars=bars):
-        with _mapped(config.tokenizer or config.model, tokenizer_source):
+        with mapped(config.tokenizer or config.model, tokenizer_source):
             tokenizer = AutoTokenizer.from_pretrained(
                 tokenizer_source,
                 revision=None if config.tokenizer else config.revision,
                 trust_remote_code=config.trust_remote_code,
             )
         advance(1)
-        with _mapped(config.model, source):
+        with mapped(config.model, source):
             model, report = AutoModelForCausalLM.from_pretrained(source, **arguments, output_loading_info=True)
         advance(1)
     if missing := sorted(report["missing_keys"]):
@@ -169,7 +169,7 @@ def _refuse_pickles(folder: Path) -> None:
 
 
 @contextmanager
-def _mapped(name: str, source: str) -> Iterator[None]:
+def mapped(name: str, source: str) -> Iterator[None]:
     """Exceptions of transformers and the hub as ours, each with what to do."""
     try:
         yield

@@ -17,8 +17,6 @@ from adafuse_engine.confidence import Distribution
 from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig
 from adafuse_engine.errors import (
     AdaFuseError,
-    ContextWindowError,
-    EmptyPromptError,
     LoadError,
     MemberError,
     OutOfMemoryError,
@@ -29,9 +27,9 @@ from adafuse_engine.members.local.admission import Admission, spare_columns
 from adafuse_engine.members.local.loading import LoadedModel, load
 from adafuse_engine.members.local.memory import check_memory, is_out_of_memory
 from adafuse_engine.members.local.plain import PlainRunner
-from adafuse_engine.members.local.prompts import prompt_ids
 from adafuse_engine.members.local.runner import Feed, Runner, Tree, Want
 from adafuse_engine.members.local.selfcheck import tree_attention_works
+from adafuse_engine.members.local.tokenizing import Tokenizing
 from adafuse_engine.members.local.tokens import Vocabulary, end_tokens
 from adafuse_engine.members.local.worker import Worker
 from adafuse_engine.members.session import Alphabet, Fed, TokenSequence, TokenSession
@@ -120,25 +118,19 @@ class LocalMember:
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of the text, no special tokens added."""
-        ids: list[int] = self.model.tokenizer(text, add_special_tokens=False).input_ids
-        return ids
+        return self._tokenizing.tokenize(text)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """The prompt as this member sees it.
 
         Raises `EmptyPromptError`, `ContextWindowError`.
         """
+        return self._tokenizing.prompt_ids(prompt, self.context_window)
+
+    @property
+    def _tokenizing(self) -> Tokenizing:
         model = self.model
-        ids = prompt_ids(model.tokenizer, prompt, model.vocabulary.ends, self._template)
-        if not ids and prompt == "":
-            # As a model without a BOS was trained: behind the end of another text.
-            bos = model.tokenizer.bos_token_id
-            ids = [bos if bos is not None else model.tokenizer.eos_token_id or min(model.vocabulary.ends)]
-        if not ids:
-            raise EmptyPromptError(f"the prompt has no tokens for member {self.name!r}")
-        if len(ids) >= self.context_window:
-            raise ContextWindowError(self.name, len(ids), self.context_window)
-        return ids
+        return Tokenizing(self.name, model.tokenizer, model.vocabulary, model.context_window, self._template)
 
     @property
     def alphabet(self) -> Alphabet:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from adafuse_engine.errors import TokenizerError
 from adafuse_engine.members.guide import Guides
@@ -27,7 +27,7 @@ SAMPLES = (
 )
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def end_tokens(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every end token that tokenizer, config and generation config name, together."""
     found: set[int] = set()
     text_config = model.config.get_text_config()

@@ -1,0 +1,1 @@
+"""Members that a server holds: token ids go out, log-probabilities come back."""
