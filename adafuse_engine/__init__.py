@@ -3,8 +3,8 @@
 The shared engine. Nothing here imports torch before a local model is loaded.
 """
 
-from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig, RemoteConfig
-from adafuse_engine.configfile import read_config, write_config
+from adafuse_engine.config import DecodingConfig, EngineConfig, MemberConfig, RemoteConfig, ServerConfig
+from adafuse_engine.configfile import read_config, read_server, write_config
 from adafuse_engine.engine import Engine
 from adafuse_engine.errors import (
     AdaFuseError,
@@ -24,6 +24,7 @@ from adafuse_engine.errors import (
     NoScoreError,
     OutOfMemoryError,
     PromptError,
+    PromptTextError,
     TokenizerError,
     UnavailableError,
     UnknownArgumentError,
@@ -71,8 +72,10 @@ __all__ = [
     "NonFiniteLogitsError",
     "OutOfMemoryError",
     "PromptError",
+    "PromptTextError",
     "RemoteConfig",
     "Round",
+    "ServerConfig",
     "TextScore",
     "TokenizerError",
     "Tool",
@@ -82,5 +85,6 @@ __all__ = [
     "UnknownArgumentError",
     "Usage",
     "read_config",
+    "read_server",
     "write_config",
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from adafuse_engine.errors import ConfigError, InvalidArgumentError, UnknownArgumentError
+from adafuse_engine.errors import ConfigError, InvalidArgumentError, UnknownArgumentError, check_text
 
 __all__ = [
     "DEFAULT_MODELS",
@@ -23,6 +23,7 @@ __all__ = [
     "PresetName",
     "RemoteConfig",
     "Scaling",
+    "ServerConfig",
     "member_configs",
 ]
 
@@ -225,7 +226,7 @@ class DecodingConfig(_Frozen):
             raise InvalidArgumentError(
                 f"stop must be a string or a list of strings, none of them empty (got {value!r:.80})"
             )
-        return tuple(dict.fromkeys(stops))
+        return tuple(dict.fromkeys(check_text(stop, "stop") for stop in stops))
 
     @property
     def counts_word_ends(self) -> bool:
@@ -421,6 +422,45 @@ class EngineConfig(_Frozen):
     def _check_members(self) -> EngineConfig:
         check_ensemble([m.label for m in self.members], [m.weight for m in self.members])
         return self
+
+
+class ServerConfig(_Frozen):
+    """How `adafuse serve` answers over HTTP.
+
+    Parameters
+    ----------
+    host, port
+        Where it listens. The default is this machine alone.
+    model_name
+        What the ensemble is called in requests. Each member can be asked alone by its own name.
+    api_key, api_key_env
+        What clients must send as a bearer token; the name of an environment variable that holds it.
+    allowed_hosts
+        Names that a request's ``Host`` may have. By default any; on loopback only this machine's own, so that no
+        web page can reach the server through a name of its own.
+    max_body_bytes
+        Largest request taken.
+    max_queue
+        Requests that may wait beside those that run (``max_concurrency``); more get 429.
+    retry_after_s
+        What those are told to wait.
+    drain_s
+        Seconds that running requests have to end after the server was asked to stop.
+    tool_form
+        How members are shown tools and write calls (see `adafuse_engine.chat`).
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    model_name: Annotated[str, Field(min_length=1)] = "adafuse"
+    api_key: SecretStr | None = None
+    api_key_env: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 4_000_000
+    max_queue: Annotated[int, Field(ge=0)] = 64
+    retry_after_s: Annotated[int, Field(ge=1)] = 2
+    drain_s: Annotated[int, Field(ge=0)] = 30
+    tool_form: str = "json_tags"
 
 
 def check_ensemble(names: list[str], weights: list[float]) -> None:

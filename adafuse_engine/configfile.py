@@ -12,8 +12,11 @@
     [engine]
     max_concurrency = 8
 
+    [server]
+    port = 8000
+
 ``[[members]]`` holds fields of `MemberConfig`, ``[decoding]`` those of `DecodingConfig`, ``[engine]`` the others of
-`EngineConfig`. A table ``[about]`` may say anything, and is not read.
+`EngineConfig`, ``[server]`` those of `ServerConfig`. A table ``[about]`` may say anything, and is not read.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ from typing import Any
 
 import tomli_w
 
-from adafuse_engine.config import EngineConfig, MemberConfig
+from adafuse_engine.config import EngineConfig, MemberConfig, ServerConfig
 from adafuse_engine.errors import InvalidArgumentError, UnknownArgumentError
 
-__all__ = ["read_config", "write_config"]
+__all__ = ["read_config", "read_server", "write_config"]
 
-_TABLES = ("members", "decoding", "engine", "about")
+_TABLES = ("members", "decoding", "engine", "server", "about")
 
 
 def read_config(path: str | Path) -> EngineConfig:
@@ -38,6 +41,24 @@ def read_config(path: str | Path) -> EngineConfig:
 
     Raises `ConfigError` for a file that is missing or no TOML, for unknown names and for values that make no sense.
     """
+    data = _tables(path)
+    members, decoding, engine = data.get("members"), data.get("decoding", {}), data.get("engine", {})
+    if not isinstance(members, list) or not members:
+        raise InvalidArgumentError(f'{path} has no [[members]]; give each a model = "..."')
+    if not isinstance(decoding, Mapping) or not isinstance(engine, Mapping):
+        raise InvalidArgumentError(f"{path}: decoding and engine are tables, [decoding] and [engine]")
+    return EngineConfig(**{**engine, "members": members, "decoding": decoding})
+
+
+def read_server(path: str | Path) -> ServerConfig:
+    """The ``[server]`` table of a file; the defaults where it has none. Raises `ConfigError` like `read_config`."""
+    server = _tables(path).get("server", {})
+    if not isinstance(server, Mapping):
+        raise InvalidArgumentError(f"{path}: server is a table, [server]")
+    return ServerConfig(**server)
+
+
+def _tables(path: str | Path) -> dict[str, Any]:
     path = Path(path).expanduser()
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -48,12 +69,7 @@ def read_config(path: str | Path) -> EngineConfig:
     for name in data:
         if name not in _TABLES:
             raise UnknownArgumentError(name, _TABLES, f"table in {path.name}:")
-    members, decoding, engine = data.get("members"), data.get("decoding", {}), data.get("engine", {})
-    if not isinstance(members, list) or not members:
-        raise InvalidArgumentError(f'{path} has no [[members]]; give each a model = "..."')
-    if not isinstance(decoding, Mapping) or not isinstance(engine, Mapping):
-        raise InvalidArgumentError(f"{path}: decoding and engine are tables, [decoding] and [engine]")
-    return EngineConfig(**{**engine, "members": members, "decoding": decoding})
+    return data
 
 
 def write_config(path: str | Path, config: EngineConfig, about: Mapping[str, Any] | None = None) -> None:

@@ -24,6 +24,7 @@ from adafuse_engine.errors import (
     InvalidArgumentError,
     MemberError,
     UnknownArgumentError,
+    check_text,
 )
 from adafuse_engine.guarded import GuardedSession
 from adafuse_engine.loop import LoopThread, together
@@ -90,6 +91,7 @@ class Engine:
         self.decoding = decoding or DecodingConfig()
         self.weights = tuple(w / sum(raw) for w in raw)
         self.member_names = tuple(m.name for m in self._members)
+        self.max_concurrency = max_concurrency
         self._closed = False
         self._loop = LoopThread("adafuse-engine")
         self._slots = asyncio.Semaphore(max_concurrency)
@@ -157,6 +159,13 @@ class Engine:
     def check_options(self, **options: Any) -> DecodingConfig:
         """The settings a call with these options would use; raises what that call would raise."""
         return self.decoding.override(**options)
+
+    def only(self, name: str) -> Engine:
+        """An engine of one of these members, with the same settings; the member stays this engine's."""
+        for member in self._members:
+            if member.name == name:
+                return Engine(members=[member], decoding=self.decoding, max_concurrency=self.max_concurrency)
+        raise UnknownArgumentError(name, self.member_names, "member")
 
     # ---- answers
 
@@ -381,6 +390,7 @@ class Engine:
             if isinstance(one, str):
                 if not one.strip():
                     raise EmptyPromptError("the prompt has no text; give the members something to continue")
+                check_text(one, "the prompt")
             elif not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
                 raise InvalidArgumentError(
                     "prompt: a string, a list of messages, a Chat or a dict of those by member, not "
@@ -415,7 +425,7 @@ def _shut(loop: LoopThread, members: Sequence[Member], owned: bool) -> None:
 
 
 def _chunker(put: Callable[[Chunk], None]) -> Emit:
-    return lambda text, r: put(Chunk(text, r.index, r.certainty, r.fused))
+    return lambda text, r: put(Chunk(text, r.index, r.certainty, r.fused, record=r))
 
 
 def _last(completion: Completion) -> Chunk:
@@ -427,4 +437,5 @@ def _last(completion: Completion) -> Chunk:
         last.certainty if last else 0.0,
         last.fused if last else False,
         completion,
+        last,
     )

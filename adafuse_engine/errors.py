@@ -8,6 +8,7 @@
     │   └── InvalidArgumentError               a value that a setting cannot take
     ├── PromptError (ValueError)
     │   ├── EmptyPromptError
+    │   ├── PromptTextError                    half a character
     │   └── ContextWindowError                 the prompt does not fit the smallest member
     ├── LoadError
     │   ├── ModelNotFoundError
@@ -50,6 +51,7 @@ __all__ = [
     "NonFiniteLogitsError",
     "OutOfMemoryError",
     "PromptError",
+    "PromptTextError",
     "TokenizerError",
     "UnavailableError",
     "UnknownArgumentError",
@@ -83,6 +85,13 @@ class PromptError(AdaFuseError, ValueError):
     """A prompt that cannot be answered as given."""
 
 
+class PromptTextError(PromptError):
+    """The prompt is no Unicode text: it holds half of a character that takes two UTF-16 units."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"{where} holds half a character (a lone surrogate), which UTF-8 cannot spell; drop it")
+
+
 class EmptyPromptError(PromptError):
     """The prompt has no text."""
 
@@ -99,6 +108,15 @@ class ContextWindowError(PromptError):
             f"{context_window}; shorten it by at least {prompt_tokens - context_window + 1} tokens "
             "or leave that member out"
         )
+
+
+def check_text(text: str, where: str) -> str:
+    """The text itself. Raises `PromptTextError` where it cannot be written in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptTextError(where) from error
+    return text
 
 
 class LoadError(AdaFuseError):

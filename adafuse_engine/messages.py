@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from adafuse_engine.errors import EmptyPromptError, InvalidArgumentError, PromptError
+from adafuse_engine.errors import EmptyPromptError, InvalidArgumentError, PromptError, check_text
 from adafuse_engine.types import Chat, Message, Tool, ToolCall
 
 __all__ = ["ROLES", "messages_of", "tool_schema"]
@@ -86,7 +86,7 @@ def _text(content: Any, where: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return content
+        return check_text(content, where)
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise PromptError(f"{where} holds a {type(content).__name__}; members read text only: give a string")
     texts = []
@@ -98,7 +98,7 @@ def _text(content: Any, where: str) -> str:
         else:
             kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
             raise PromptError(f"{where} holds a block of type {kind!r:.40}; members read text only: leave it out")
-    return "".join(texts)
+    return check_text("".join(texts), where)
 
 
 def _call(call: Any, where: str) -> ToolCall:

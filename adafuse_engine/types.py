@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from adafuse_engine.trace import Trace
+    from adafuse_engine.trace import Round, Trace
 
 __all__ = [
     "Branch",
@@ -222,7 +222,8 @@ class Chunk:
 
     ``confidence`` is the greatest confidence among the members that proposed the round's winner, ``fused``
     whether members' scores decided it, ``round`` its number in the trace. Joined, the texts of a stream equal
-    ``Completion.text``. The last chunk (its text may be empty) carries the ``completion``.
+    ``Completion.text``. The last chunk (its text may be empty) carries the ``completion``. ``record``: the whole
+    round, as the trace has it; None where a text ends without one.
     """
 
     text: str
@@ -230,3 +231,4 @@ class Chunk:
     confidence: float
     fused: bool
     completion: Completion | None = None
+    record: Round | None = field(default=None, repr=False, compare=False)

@@ -12,6 +12,7 @@ import typer
 from adafuse_engine.cli import models
 from adafuse_engine.cli.calibrate import calibrate_command
 from adafuse_engine.cli.generate import generate
+from adafuse_engine.cli.serve import serve_command
 from adafuse_engine.errors import AdaFuseError
 
 __all__ = ["app", "main"]
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command("calibrate")(calibrate_command)
+app.command("serve")(serve_command)
 app.add_typer(models.app, name="models")
 for found in entry_points(group="adafuse.commands"):
     # Commands of what is built on the engine.

@@ -22,7 +22,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, Field, SecretStr
 
 from adafuse_engine import Chunk, Completion, InvalidArgumentError
-from adafuse_integrations._chat import Turn, make_turn, normal_choice, schema_of, text_of, tool_of
+from adafuse_engine.chat.turn import Turn, make_turn, normal_choice, schema_of, text_of, tool_of
 from adafuse_integrations._shared import EnsembleFields, astream, stream
 from adafuse_integrations.langchain.identity import identities
 from adafuse_integrations.langchain.messages import call_chunks, calls_of, messages_in, usage_of

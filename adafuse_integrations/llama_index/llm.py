@@ -27,8 +27,8 @@ from llama_index.core.program.streaming_utils import process_streaming_content_i
 from llama_index.core.tools.types import BaseTool
 
 from adafuse_engine import Chunk, Completion, DecodingConfig
+from adafuse_engine.chat.turn import Turn, make_turn, normal_choice, schema_of, tool_of
 from adafuse_engine.types import Prompt
-from adafuse_integrations._chat import Turn, make_turn, normal_choice, schema_of, tool_of
 from adafuse_integrations._shared import EnsembleFields, astream, stream
 from adafuse_integrations.llama_index.messages import Answer, follows_react, message_in
 

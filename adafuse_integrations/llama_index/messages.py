@@ -18,8 +18,8 @@ from llama_index.core.base.llms.types import (
 
 from adafuse_engine import Message, PromptError
 from adafuse_engine.chat import CallDelta, CallEnd, CallStart, Event, partial_object
+from adafuse_engine.chat.turn import Turn, text_of
 from adafuse_engine.types import InvalidToolCall, ToolCall
-from adafuse_integrations._chat import Turn, text_of
 
 __all__ = ["Answer", "follows_react", "message_in"]
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from adafuse_engine import DecodingConfig, InvalidArgumentError
-from adafuse_engine.chat import ToolCallParser, schema_grammar, tool_form, tools_grammar
-from adafuse_engine.chat.parser import CallEnd, Event, TextDelta
+from adafuse_engine.chat.forms import tool_form
+from adafuse_engine.chat.grammar import schema_grammar, tools_grammar
+from adafuse_engine.chat.parser import CallEnd, Event, TextDelta, ToolCallParser
+from adafuse_engine.config import DecodingConfig
+from adafuse_engine.errors import InvalidArgumentError
 from adafuse_engine.types import Chat, InvalidToolCall, Message, Tool, ToolCall
 
 __all__ = ["Turn", "make_turn", "normal_choice", "schema_of", "text_of", "tool_of"]
