@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 __all__ = [
     "AdaFuseError",
@@ -59,7 +60,18 @@ __all__ = [
 
 
 class AdaFuseError(Exception):
-    """Root of every error this project raises on purpose."""
+    """Root of every error this project raises on purpose. They can be sent to other processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Not by calling the class again, whose arguments are not the message."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[AdaFuseError], args: tuple[Any, ...], state: dict[str, Any]) -> AdaFuseError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigError(AdaFuseError, ValueError):
