@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from adafuse_engine.config import EngineConfig, MemberConfig
 from adafuse_engine.members.base import Member
@@ -19,9 +20,7 @@ def load_members(config: EngineConfig) -> Sequence[Member]:
     made: dict[str, Member] = {}
     try:
         # Servers and actors first: to find one missing costs nothing yet.
-        for member in config.members:
-            if (road := _road(member)) != "local":
-                made[member.label] = _elsewhere(road, member, config)
+        made = _all_elsewhere([m for m in config.members if m not in local], config)
         if local:
             # torch is imported here and not before: scripted members do without it.
             from adafuse_engine.members.local.member import load_local
@@ -41,6 +40,21 @@ def _road(member: MemberConfig) -> str:
     if member.placement == "ray":
         return "ray"
     return "local" if member.backend == "transformers" else member.backend
+
+
+def _all_elsewhere(members: Sequence[MemberConfig], config: EngineConfig) -> dict[str, Member]:
+    """Side by side, for most of the time is spent waiting; all or none of them."""
+    if not members:
+        return {}
+    with ThreadPoolExecutor(max_workers=len(members)) as threads:
+        coming = {m.label: threads.submit(_elsewhere, _road(m), m, config) for m in members}
+    errors = [error for one in coming.values() if (error := one.exception())]
+    if errors:
+        for one in coming.values():
+            if one.exception() is None:
+                one.result().close()
+        raise errors[0]
+    return {label: one.result() for label, one in coming.items()}
 
 
 def _elsewhere(road: str, member: MemberConfig, config: EngineConfig) -> Member:

@@ -8,9 +8,11 @@ that Ray has restarted.
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 from typing import Any, Final, get_args
@@ -25,6 +27,8 @@ __all__ = ["RayMember", "load_ray"]
 
 REBUILDS: Final = 3
 """Actors that one request may lose before it ends with an error."""
+
+_starting = threading.Lock()
 
 POLL_S: Final = 0.25
 """Between two tries to reach an actor that is being restarted."""
@@ -70,9 +74,9 @@ class Host:
         [self._member] = load_members(config.model_copy(update={"members": (here,)}))
         self._sessions: dict[str, _Held] = {}
 
-    async def facts(self) -> int:
-        """The context window."""
-        return self._member.context_window
+    async def facts(self) -> tuple[int, int]:
+        """The context window, and the process that the actor is."""
+        return self._member.context_window, os.getpid()
 
     async def open(self, key: str, prompt: Prompt, settings: DecodingConfig) -> _Reply:
         """Start a request under this key."""
@@ -130,7 +134,7 @@ def _state(session: Session, candidates: Sequence[Candidate]) -> _State:
 
 
 class RayMember:
-    """A local member in an actor. ``timeout_s`` of its ``remote`` settings is what a step may take, restarts included."""
+    """A local member in an actor. A step may take ``timeout_s`` of its ``remote`` settings, a restart too."""
 
     def __init__(self, config: MemberConfig, actor: Any, window: int, tokenizing: Tokenizing) -> None:
         self.name = config.label
@@ -261,7 +265,8 @@ class RaySession:
 
     def usage(self) -> MemberUsage:
         """What the request cost so far."""
-        return self._state.usage
+        usage = self._state.usage
+        return replace(usage, branches_skipped=usage.branches_skipped + self._skipped)
 
     # ---- steps
 
@@ -380,8 +385,9 @@ def load_ray(member: MemberConfig, config: EngineConfig) -> RayMember:
         import ray
     except ImportError as error:
         raise MissingExtraError("ray", "ray") from error
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
+    with _starting:
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False)
     tokenizing = load_tokenizing(member, member.tokenizer or member.model)
     kind = ray.remote(Host).options(
         num_cpus=member.num_cpus,
@@ -392,7 +398,7 @@ def load_ray(member: MemberConfig, config: EngineConfig) -> RayMember:
     )
     actor = kind.remote(member, config)
     try:
-        window = ray.get(actor.facts.remote())
+        window, _ = ray.get(actor.facts.remote())
     except ray.exceptions.RayError as error:
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else None
         ray.kill(actor)
